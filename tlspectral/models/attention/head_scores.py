@@ -50,9 +50,11 @@ Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pair
 class Rotation(Castable):
     """The rotary pairs of a layer, with cos and sin at some rows (tokens).
 
-    Tables are [(batch,) rows, pairs], or [(batch,) heads, rows, pairs] (heads = 1 if all are alike). Tables of a
-    spectral layer always have the axis of heads, for the heads of the geometry. They come from a run, or are computed
-    in float64.
+    geometry: which columns are pairs, and their frequencies.
+    cos, sin: from a run, or computed in float64.
+
+    Tables are [(batch,) rows, pairs], or [(batch,) heads, rows, pairs] (heads = 1 if all are alike). With learnable
+    rotary positions (a spectral layer) they always have the axis of heads, for the heads of the geometry.
     """
 
     geometry: RotaryGeometry
@@ -60,9 +62,9 @@ class Rotation(Castable):
     sin: Float[Tensor, "*batch rows pairs"]
 
     def of_heads(self, heads: list[int]) -> "Rotation":
-        """Return the cos and sin of some query heads of a spectral layer, in the given order.
+        """Return a `Rotation` with cos and sin of some query heads of a layer with learnable rotary positions.
 
-        Other layers have the same rotation for all heads and are returned unchanged.
+        Other layers have the same rotation for all heads, and theirs is returned unchanged.
         """
         if not self.geometry.per_head:
             return self
@@ -85,7 +87,7 @@ class Rotation(Castable):
         return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
     def _per_head(self, table: Tensor) -> Tensor:
-        """Return a table [batch, rows, pairs] of cos or sin with an axis of heads added; other tables unchanged."""
+        """Return a table of cos or sin, [batch, rows, pairs], with an axis of heads added; other tables unchanged."""
         return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
 
@@ -283,10 +285,10 @@ class HeadScores:
     def of_stream(
         cls, layer: AttentionLayer, residual: Float64[Tensor, "batch pos d_model"], tables: Tables | None
     ) -> "HeadScores":
-        """Return the scores of all heads of a folded layer from its input stream, in float64.
+        """Return the `HeadScores` of all heads of a folded layer from its input stream, in float64.
 
-        residual: the residual stream that enters the layer. tables: cos and sin of each rotary pair (of a spectral
-        layer per query head); None without rotary positions.
+        residual: the residual stream that enters the layer. tables: (cos, sin) of each rotary pair, with learnable
+        rotary positions per query head; None without rotary positions.
         """
         n = layer.norm.normalized(residual)
         rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
@@ -315,10 +317,11 @@ class HeadScores:
         *,
         select: Callable[[Tensor, list[int]], Tensor] | None = None,
     ) -> "HeadScores":
-        """Return the scores of some heads from a run's activations at the hook points of queries and keys.
+        """Return the `HeadScores` of some heads from a run's activations at the hook points of queries and keys.
 
         layer: with a `RawAttention` gradients reach biases and gains; an `AttentionLayer` holds copies.
-        rotation: rotation of these heads (`Rotation.of_heads`).
+        query, key: activations at the two hook points.
+        rotation: rotation of these heads (`Rotation.of_heads`), None without rotary positions.
         select: function of (tensor [batch, pos, heads, ...], heads) that takes heads. Default: these heads from the
         whole batch.
         """
@@ -353,12 +356,13 @@ class HeadScores:
         key_change: Float[Tensor, "*copies keys kv_heads d_head"] | None = None,
         biases: tuple[Tensor, Tensor] | None = None,
     ) -> "HeadScores":
-        """Return the scores of one head between some queries and some keys at given positions.
+        """Return the `HeadScores` of one head between some queries and some keys at given positions.
 
         Args:
             query, key: queries and keys before query/key norm and rotation, of all heads of the layer; keys may be
                 repeated per query head. A layer without such a norm needs only this head.
-            tables: cos and sin of each rotary pair at all positions (of a spectral layer per head).
+            tables: (cos, sin) of each rotary pair at all positions, with learnable rotary positions per head; None
+                without rotary positions.
             query_rows, key_rows: position of each query and key; one position stands for all. Default of `key_rows`:
                 key i is at position i.
             query_change, key_change: added to queries and keys before the norm, which is computed again.
@@ -381,7 +385,7 @@ class HeadScores:
         )
 
     def first(self) -> "HeadScores":
-        """Return the scores of only the first sequence of the batch."""
+        """Return the `HeadScores` of only the first sequence of the batch."""
         return replace(self, query=self.query.first(), key=self.key.first())
 
     @property
@@ -394,11 +398,11 @@ class HeadScores:
         return HeadScores(self.layer, [*self.heads], self.query.copied(), self.key.copied())
 
     def in_float32(self) -> "HeadScores":
-        """Return the scores in float32."""
+        """Return the `HeadScores` with queries and keys in float32."""
         return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
 
     def at_one_position(self) -> "HeadScores":
-        """Return the scores with all tokens of a sequence at one position, so that every offset is 0.
+        """Return the `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
 
         Queries and keys must be the same rows. Rotations cancel; factors on cos and sin, gain and phase remain.
         """
@@ -409,7 +413,7 @@ class HeadScores:
         return replace(self, query=replace(self.query, rotation=at_one), key=replace(self.key, rotation=at_one))
 
     def of_head(self, index: int) -> "HeadScores":
-        """Return the scores of one head only. index: its place in `heads`."""
+        """Return the `HeadScores` of one head only. index: its place in `heads`."""
         return HeadScores(self.layer, [self.heads[index]], self.query.of_head(index), self.key.of_head(index))
 
     def whole(self) -> Float[Tensor, "*batch heads queries keys"]:

@@ -51,8 +51,9 @@ class CheckpointFiles:
         self.file_of = self._tensors()
 
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return a dict from tensor name to (type, shape), read from file headers. The type is named as in safetensors:
-        "BF16".
+        """Return a dict from tensor name to (type, shape), read from file headers.
+
+        The type has its name in safetensors, such as "BF16".
 
         Raises BadWeights for a damaged file, or if a file lacks a tensor that the index promises.
         """
@@ -86,7 +87,7 @@ class CheckpointFiles:
         return values
 
     def digest(self, tensors: Iterable[str]) -> str:
-        """Return the SHA-256 of names and stored bytes of tensors, sorted by name."""
+        """Return the SHA-256 (hex) of names and stored bytes of tensors, sorted by name."""
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
@@ -130,7 +131,7 @@ class CheckpointFiles:
         """Return a dict from tensor name to file name, from an index and from existing files with further tensors.
 
         Files of a hub model are not downloaded for this; `stored` compares the files that it opens. Raises BadWeights
-        as `require_indexed`.
+        for a damaged index, or for files with different values of one tensor.
         """
         self.index, named = index, indexed_files(index)
         files = [] if self.source.kind == "hub" else sorted(set(named.values()))

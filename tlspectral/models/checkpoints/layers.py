@@ -57,9 +57,10 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def opened_files(model: Source | str | PathLike[str]) -> "WeightFiles | None":
-    """Return the `WeightFiles` of a folder or hub model, given by name, path or source.
+    """Return the `WeightFiles` of a folder or hub model, given by name, path or `Source`.
 
-    None for a GGUF file, an adapter or a packaged model, which must be loaded. Raises as `load_model`.
+    None for a GGUF file, an adapter or a packaged model, which must be loaded whole. Raises UnsupportedArchitecture,
+    BadWeights, ValueError or FileNotFoundError for a model that cannot be read.
     """
     with download_bars():
         source = model if isinstance(model, Source) else find_source(model)
@@ -69,9 +70,10 @@ def opened_files(model: Source | str | PathLike[str]) -> "WeightFiles | None":
 class WeightFiles:
     """The layers of a checkpoint in safetensors files, read with one layer in memory at a time. It cannot be run.
 
-    >>> import tlspectral as tls
-    >>> files = tls.load_model("EleutherAI/pythia-70m", weights="files")  # doctest: +SKIP
-    >>> table = tls.analyze_heads(files, detectors=False)  # doctest: +SKIP
+    Use it for a model that is larger than memory:
+
+        files = tls.load_model("EleutherAI/pythia-70m", weights="files")
+        table = tls.analyze_heads(files, detectors=False)
 
     Only `analyze_heads` and `k_composition` take it. It holds names of tensors, no weights, so it can be sent to a
     worker process. The kind of a layer (window, rotary or not, local or global) is taken from the config's per-layer
@@ -79,7 +81,7 @@ class WeightFiles:
     (`scale_attn_by_inverse_layer_idx`) is not, but no column of the head table depends on it.
 
     Args:
-        source: where the checkpoint is: a `Source` of a folder or hub model, as `find_source` returns it.
+        source: where the checkpoint is: a `Source` of a folder or hub model.
 
     Raises:
         UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message lists the tensors.
@@ -167,10 +169,10 @@ class WeightFiles:
 
     @cached_property
     def unused(self) -> list[str]:
-        """Names of tensors in the files that fit no parameter of the model and that it does not need, as a list.
+        """Names of tensors in the files that fit no parameter of the model and that the model does not need, as a list.
 
         In a folder all shapes are compared with the model's; files of a hub model may not be downloaded yet. Raises
-        BadWeights for a tensor that belongs to the model but not to its config, or for another shape.
+        BadWeights for a tensor of another shape, or a weight of a layer that config.json does not ask for.
         """
         # Of a tensor that every layer has, only the first is read: others can be in files not downloaded yet.
         first = {in_any_layer(tensor): tensor for tensor in reversed(self.files.file_of)}
@@ -213,13 +215,11 @@ class WeightFiles:
 
     @contextmanager
     def layer(self, index: int, matrices: Matrices = "query-key") -> Iterator[AttentionView]:
-        """Yield an `AttentionView` of a one-layer model with the weights of layer `index` in float32.
-
-        Its layer has number 0.
+        """Yield an `AttentionView` of a one-layer model with the weights of layer `index` as its layer 0, in float32.
 
         matrices: which weights are read: "query-key", "output" (values and W_O) or "positions" (queries, keys and
         learned positions). Embeddings are random, other matrices zero. The weights are freed when the `with` block
-        ends. Raises BadWeights or UnsupportedArchitecture as `prepare`.
+        ends. Raises BadWeights or UnsupportedArchitecture if the layer cannot be read.
         """
         with misfit(self.files.record):
             tensors = self._needed(index, matrices)

@@ -32,7 +32,7 @@ class _Use:
     evaluating: bool = False
 
     def leave(self, context: object) -> None:
-        """Remove a context; if it was the last one, free the model for other threads."""
+        """Remove an open context by its key `context`; if it was the last one, free the model for other threads."""
         with self.changed:
             self.open.pop(context, None)
             if not self.open:
@@ -153,5 +153,5 @@ def modules_of(model: Any) -> list[Any]:
 
 
 def model_name(model: Any) -> str:
-    """Return the name of a model for messages."""
+    """Return the name of a TransformerLens model for messages: its `cfg.model_name`, otherwise its class."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)

@@ -38,7 +38,9 @@ def uninterrupted(
 def uninterrupted_context(
     unentered: str,
 ) -> Callable[[Callable[_Arguments, Iterator[_Value]]], Callable[_Arguments, AbstractContextManager[_Value]]]:
-    """Return a decorator like `uninterrupted` for a context that users open.
+    """Return a decorator that makes of a generator function a context manager that holds back SIGINT, for users.
+
+    SIGINT (Ctrl-C) is held back while the context is entered or left, and acts right afterwards.
 
     unentered: warning that is given if the context is created but never entered.
     """
@@ -93,7 +95,7 @@ class _Sigint:
     def leave(self, left: Any, holding: bool) -> None:
         """Forget a context that was left; remove this handler if no context is open.
 
-        holding: the new value of `holding`.
+        left: the context. holding: the new value of `holding`.
         """
         try:
             self.contexts = [context for context in self.contexts if context() not in (None, left)]
@@ -119,7 +121,10 @@ def _standing_handler() -> _Sigint:
 
 
 class _Uninterrupted(ContextDecorator):
-    """A context manager whose entry and exit hold back SIGINT."""
+    """A context manager whose entry and exit hold back SIGINT (Ctrl-C), which acts right afterwards.
+
+    make: function that returns the context manager to enter and leave.
+    """
 
     entered = False
 
@@ -167,9 +172,10 @@ class _Uninterrupted(ContextDecorator):
 
 
 class _OfUser(_Uninterrupted, UserBlock):
-    """A context manager that a user opens.
+    """A context manager that a user opens; its entry and exit hold back SIGINT (Ctrl-C), which acts right afterwards.
 
-    Its `repr` is the description of the block, the last argument it was made with.
+    unentered: warning that is given if it is never entered. make: function that returns the context manager to enter
+    and leave. Its `repr` is the description of the block, the last argument it was made with.
     """
 
     def __init__(self, unentered: str, make: Callable[[], AbstractContextManager[Any]]):

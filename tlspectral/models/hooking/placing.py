@@ -53,7 +53,11 @@ class HookOfThread:
 
 
 class _HookOfCopy:
-    """A hook of a model that was pickled while a context was open. It acts only in our worker processes."""
+    """A hook of a model that was pickled while a context was open. It acts only in our worker processes.
+
+    model: name of the model. placed: function of (activation, hook point). In any other process it raises
+    EditNotHonored.
+    """
 
     def __init__(self, model: str, placed: Callable[..., Any]):
         self.model, self.placed = model, placed
@@ -152,7 +156,7 @@ def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
 def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
     """Take all hooks off a model, and turn autocast off, until the `with` block ends; then restore them in their order.
 
-    points: `model.hook_dict`.
+    points: `model.hook_dict`, from name to hook point.
     """
     with exclusive(model), ExitStack() as plain:
         for kind in autocast_of(model):
@@ -190,7 +194,7 @@ def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook inside wrappers for queries or rows."""
+    """Return the hook itself, without its wrappers `OfQueries` and `OfRows`."""
     while isinstance(placed, OfQueries | OfRows):
         placed = placed.hook
     return placed

@@ -117,7 +117,7 @@ def listed(names: list[str]) -> str:
 
 
 def acting_on(model: Any) -> Iterator[Acting]:
-    """Yield an `Acting` for each change by the user in a model, in the classes of its modules, and in torch."""
+    """Yield an `Acting` for each change by the user in the model, in the classes of its modules, and in torch."""
     modules = modules_of(model)
     yield from acting_in(model, modules)
     yield from _replaced_in_classes({type(module) for module in modules})
@@ -229,7 +229,7 @@ def of_a_library(hook: Callable[..., Any]) -> bool:
 
 
 def _homes(function: Any) -> Iterator[str]:
-    """Yield the names of the modules in which a function and the functions it wraps are defined."""
+    """Yield the names of the modules in which a function, and each function that it wraps, are defined."""
     while function is not None:
         while isinstance(function, partial):
             function = function.func

@@ -39,9 +39,7 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
 
 
 def _base(folder: Path, name: str) -> Source:
-    """Return the `Source` of the base model that the config in an adapter's folder names.
-
-    name: the adapter's, in messages.
+    """Return the `Source` of the base model that the config in an adapter's folder names. name: name of the adapter.
 
     Raises BadWeights if it names none, UnsupportedArchitecture for another kind of adapter or base, FileNotFoundError
     or ValueError if the base is not there.

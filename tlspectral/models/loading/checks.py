@@ -272,7 +272,7 @@ def _tied(model: Any) -> bool:
 
 
 def _not_tied(who: str) -> BadWeights:
-    """Return the BadWeights error for a stored unembedding that config.json says is the embedding.
+    """Return the BadWeights error for a stored unembedding where the config ties it to the embedding.
 
     who: the model's name.
     """
@@ -364,13 +364,16 @@ def listed(unused: Iterable[str]) -> dict[str, Any]:
 
 
 def _block(target: str) -> tuple[str, int] | None:
-    """Return (prefix of its list of layers, index), such as ("layers.", 3), for a parameter's name; or None."""
+    """Return (prefix of its list of layers, index), such as ("layers.", 3), for a parameter's name.
+
+    None for a name without a number.
+    """
     match = _NUMBERED.fullmatch(target)
     return None if match is None else (match[1], int(match[2]))
 
 
 def _prediction_blocks(targets: Iterable[str], depth: Mapping[str, int], stated: int) -> set[tuple[str, int]]:
-    """Return (list, index) of each stored block past the model's last block that only predicts further tokens.
+    """Return a set of (prefix of its list, index): stored blocks past the model's last, for further tokens only.
 
     targets: names of parameters that fit nowhere. depth: from prefix of a list of layers to the model's number of
     blocks in it. stated: number of such blocks in config.json. If there are at most `stated` further blocks, all of

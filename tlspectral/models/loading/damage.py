@@ -31,10 +31,10 @@ _COUNT = re.compile(r"(?!.*(?:dim|size|window|norm|drop)).*(?:layer|block_count|
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn errors of other packages inside the context into BadWeights; `what` begins the message and names the file.
+    """Turn errors of other packages, raised inside the `with` block, into BadWeights.
 
-    Errors of this package, missing files and lack of memory stay as they are. Warnings are silenced, because they would
-    end the load if the user has turned them into errors.
+    what: beginning of the message, which names the file. Errors of this package, missing files and lack of memory stay
+    as they are. Warnings are silenced, because they would end the load if the user has turned them into errors.
     """
     try:
         with warnings.catch_warnings():
@@ -164,10 +164,7 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
 
 
 def download_bars() -> AbstractContextManager[None]:
-    """Return a context for downloads.
-
-    The user's setting for progress bars decides whether huggingface_hub shows its own.
-    """
+    """Return a context for downloads: huggingface_hub shows progress bars unless the user has switched bars off."""
     return _without_hub_bars() if hidden() else nullcontext()
 
 

@@ -210,9 +210,9 @@ def _model_of(name: str) -> str:
 def opened_by_name(name: Any, revision: str | None, checkpoint: int | None, of_models: Sequence[str]) -> Any:
     """Return the `WeightFiles` of a model's name or path, from which layers are read one by one.
 
-    revision, checkpoint: as in `find_source`. of_models: names of arguments that the user gave and that only loaded
-    models take. Raises ValueError if there are any, if `name` is an object, or for a kind of model that must be loaded
-    whole.
+    revision: branch, tag or commit on the hub. checkpoint: training step. of_models: names of arguments that the user
+    gave and that only loaded models take. Raises ValueError if there are any, if `name` is an object, or for a kind of
+    model that must be loaded whole.
     """
     if of_models:
         raise ValueError(f"weights='files' reads weights as they are stored: leave {of_models[0]}= out.")

@@ -35,7 +35,7 @@ _CONVERTING = threading.Lock()  # two conversions would put each other's readers
 
 
 def cache_folder() -> Path:
-    """Return the folder that holds all copies; `HF_HOME` and `HF_ASSETS_CACHE` move it."""
+    """Return the folder that holds the float32 copies of all GGUF files; `HF_HOME` and `HF_ASSETS_CACHE` move it."""
     from huggingface_hub import cached_assets_path, constants
 
     return cached_assets_path("tlspectral", "gguf", assets_dir=constants.HF_ASSETS_CACHE)
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 def converted_folder(source: Source) -> tuple[Path, str]:
     """Return (folder of a GGUF file's float32 copy, SHA-256 of the GGUF file). The copy is made if it is missing.
 
-    Raises as `load_model`.
+    Raises BadWeights for a damaged file, ImportError if a package is missing.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
     for block in _blocks(source):
@@ -192,9 +192,7 @@ def _checked_reader(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _read_once(file: Path, reader: Any) -> Iterator[None]:
-    """Let transformers use this `GGUFReader` of the file until the `with` block ends.
-
-    The map of tensor names is cached too.
+    """Let transformers use this `GGUFReader` of the file, and a cached map of tensor names, in the `with` block.
 
     Otherwise transformers reads the header three times, which takes seconds each, and makes the map for every module.
     """

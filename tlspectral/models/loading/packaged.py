@@ -24,14 +24,15 @@ FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": Fa
 
 
 def models_folder() -> Path:
-    """Return the folder of the checkpoints in the installed package."""
+    """Return the folder of the tiny checkpoints in the installed package."""
     return Path(str(files("tlspectral") / "data" / "models"))
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
     """Return a checkpoint of this package as a bridge, or for "hooked" as a HookedTransformer with folded norms.
 
-    device, dtype: of its weights. Its `tlspectral_source` is a dict with the name and the SHA-256 of the weights.
+    source: the `Source` of the checkpoint, such as "tiny-rope". device, dtype: of the weights. The model's
+    `tlspectral_source` is a dict with the name and the SHA-256 of the weights.
     """
     record, weights = read_packaged(source.location)
     made = hooked_from_weights if backend == "hooked" else bridge_from_weights

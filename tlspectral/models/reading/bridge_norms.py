@@ -125,10 +125,10 @@ def _form(
 
 
 def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) -> list[float]:
-    """Return for each form of a norm its largest error against the module's response to the vector `probe`.
+    """Return for each form of a norm its largest error against a module's output `response` to the vector `probe`.
 
-    Errors are relative to the size of each column. Trained gains reach 200, and a gain of another column that is off by
-    1 has to be noticed too.
+    forms: the norms that the module may be. Errors are relative to the size of each column. Trained gains reach 200,
+    and a gain of another column that is off by 1 has to be noticed too.
     """
     units = torch.stack([form.normalized(probe) for form in forms])
     gains = torch.stack([torch.ones_like(probe) * (1 if form.gain is None else double(form.gain)) for form in forms])

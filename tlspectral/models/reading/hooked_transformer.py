@@ -179,9 +179,10 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive
 
 
 def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
-    """Return a norm module as a `Normalization`. where: layer and role, for messages.
+    """Return a norm module of TransformerLens as a `Normalization`.
 
-    Raises UnsupportedArchitecture if the norm cannot be folded into weights.
+    cfg: the model's config. where: layer and role, for messages. Raises UnsupportedArchitecture if the norm cannot be
+    folded into weights.
     """
     # By class, not by the config, because the final norm may be of another kind than the other norms.
     kind = _NORM_KINDS.get(type(norm).__name__.removesuffix("Pre"))

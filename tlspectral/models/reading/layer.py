@@ -289,7 +289,7 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
 
 
 def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[AttentionLayer, OutputFactors]]:
-    """Return a list of (layer, output), one per key/value head: its own weights and those of its query heads.
+    """Return a list of (layer, output), one per key/value head, with only its weights and those of its query heads.
 
     The tensors are views of the given ones.
     """
@@ -439,9 +439,9 @@ def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice:
 
 
 def require_own_projections(layer: LayerSettings, index: int, reason: str | None = None) -> None:
-    """Raise UnsupportedArchitecture if a layer's values are its keys.
+    """Raise UnsupportedArchitecture if a layer's values are its keys; with a `reason`, also for latent attention.
 
-    index: the layer's number. reason: if given, latent attention is refused too, with this text.
+    index: the layer's number. reason: why latent attention is not supported, the end of its message.
     """
     if layer.keys_are_values:
         raise UnsupportedArchitecture(

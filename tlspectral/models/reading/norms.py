@@ -44,6 +44,7 @@ class Normalization(Castable):
     kind: "LN"; "RMS" (no mean is subtracted); "none" (identity).
     gain: factor that is applied (Gemma stores gain - 1); None if there is none or it is already folded into weights.
     bias: None if there is none or it is already folded.
+    eps: added to the variance.
     """
 
     kind: NormalizationKind

@@ -79,7 +79,10 @@ def frequencies_of_tables(
 def _angle_per_token(
     cos: Float64[Tensor, "rows pairs"], sin: Float64[Tensor, "rows pairs"], positions: list[int], resolution: float
 ) -> Float64[Tensor, "pairs"]:
-    """Return radians per token of each pair: the angle at position 1, refined at 2, 4, 8, ... if tables are 16 bit."""
+    """Return radians per token of each pair: the angle at position 1, refined at 2, 4, 8, ... if tables are 16 bit.
+
+    positions: position of each row of the tables. resolution: relative rounding (eps) of the numbers in the tables.
+    """
     angles = torch.atan2(sin, cos)
     theta = angles[1]  # every theta in use is at most 1 radian
     for row, position in enumerate(positions):
@@ -170,7 +173,7 @@ def _rows(n_positions: int) -> Int64[Tensor, "rows"]:
 
 
 def _state_of(module: Any) -> Iterator[Any]:
-    """Yield everything that determines a module's tables: its code, its numbers, its buffers and parameters."""
+    """Yield everything that determines a rotary module's tables: its code, its numbers, its buffers and parameters."""
     for inner in module.modules():
         yield type(inner).forward, vars(inner).get("forward")
         yield {name: value for name, value in vars(inner).items() if isinstance(value, int | float | str)}
@@ -181,7 +184,9 @@ def _state_of(module: Any) -> Iterator[Any]:
 def _applied(module: Any, layer_type: str | None, n_positions: int, d_head: int) -> tuple[Tensor, Tensor] | None:
     """Return (cos, sin), each [rows, columns], that a module's forward computes at the compared positions.
 
-    None if the module cannot be called like this or returns something else.
+    module: rotary module of transformers. layer_type: passed to its forward unless None. n_positions: the positions are
+    below it (`compared_positions`). d_head: width of the input. None if the module cannot be called like this or
+    returns something else.
     """
     twin = copy.copy(module)  # frequencies that depend on the length are overwritten by a call
     vars(twin)["_buffers"] = {

@@ -56,6 +56,8 @@ _marks = count()
 class AttentionView:
     """A model's attention layers, with the same methods for every backend. Weights are copied only on request.
 
+    `attention_view(model)` makes it, or `with measured(model) as view`.
+
     model: TransformerBridge or HookedTransformer; it is never changed.
     backend: "bridge" or "hooked".
     n_layers, d_model, d_vocab: sizes of the model.
@@ -135,9 +137,10 @@ class AttentionView:
         return self.model.hook_dict
 
     def hooks_on(self, hooks: Iterable[Hook]) -> AbstractContextManager[None]:
-        """Place hooks on the model until the `with` block ends, as `placing.hooks_on` does.
+        """Place hooks on the model, for this thread only, until the `with` block ends.
 
-        hooks: (hook point name, function).
+        hooks: pairs of hook point name and function of (activation, hook point). Raises EditNotHonored if another
+        thread runs the model, or if a hook is removed early.
         """
         return hooks_on(self.model, self.hook_points, hooks)
 
@@ -232,14 +235,16 @@ class AttentionView:
     def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
         """Return (b_O, norm after the attention, factor on what the layer adds) of a layer.
 
-        b_O is None if the layer has none. Raises BadHead if the layer does not exist, UnsupportedArchitecture for an
-        unsupported norm.
+        b_O: bias after W_O, None without one. Raises BadHead if the layer does not exist, UnsupportedArchitecture for
+        an unsupported norm.
         """
         self._stored(index)
         return self.reader.read_output(self.model, index)
 
     def mlp_input(self, index: int) -> MlpInput | None:
-        """Return the hook point (full name) that shows a layer's MLP input, and the norm before it; None: no MLP.
+        """Return, as `MlpInput`, the hook point (full name) of a layer's MLP input and the norm before it; or None.
+
+        None: the layer has no MLP.
 
         Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
         """
@@ -278,7 +283,8 @@ class AttentionView:
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that a layer applied in a run, [(batch,) pos, columns]; None if it shows none.
 
-        captured: as `capture_until` returns it. Tables of a spectral layer are [(batch,) heads, pos, pairs].
+        index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook point name to
+        tensor. With learnable rotary positions the tables are [(batch,) heads, pos, pairs].
         """
         tables = self.reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
@@ -330,7 +336,7 @@ class AttentionView:
         return self.model.W_U, self.reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
+        """Return the SHA-256 (hex) of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
 
         Zero biases do not count, because TransformerLens 3.9 adds one to an unembedding that has none. The depth at
         which a bridge wraps a module does not count either.
@@ -362,7 +368,7 @@ class AttentionView:
         return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
 
     def ends_digest(self) -> str:
-        """Return the SHA-256 of embedding, unembedding and final norm as stored; of an encoder only the embedding's."""
+        """Return the SHA-256 (hex) of embedding, unembedding and final norm as stored; encoder: of the embedding."""
         w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
         ends = {"W_E": self.embedding(), "W_U": w_u, "final norm gain": norm.gain}
 
@@ -425,10 +431,10 @@ class AttentionView:
 def attention_view(model: Any) -> AttentionView:
     """Return an `AttentionView`: the attention layers of a model, with the same methods for every kind of model.
 
-    Use it to look at the weights of single layers. To measure a model, open it by `measured`, which reads each layer
-    once.
+    Use it to look at weights of single layers. To measure a model, open it by `measured`, which reads each layer once.
 
     >>> import tlspectral as tls
+    >>> from tlspectral.models.reading import attention_view
     >>> view = attention_view(tls.load_model("tiny-rope"))
     >>> view
     AttentionView(tiny-rope, bridge: 2 layers, d_model 64, d_vocab 32, n_ctx 128)
@@ -439,8 +445,9 @@ def attention_view(model: Any) -> AttentionView:
         model: TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
     Returns:
-        The view. It reads weights when a method asks for them: `.layer(0)` (W_Q and W_K with norms folded in, float64),
-            `.raw(0)` (as stored), `.source` (origin of the model, a dict), `.layers` (numbers of the readable layers).
+        The view, which reads weights when a method asks for them. `.layer(0)`: W_Q and W_K of layer 0, norms folded in,
+        in float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
 
     Raises:
         TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
@@ -498,12 +505,12 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
             does).
 
     Returns:
-        A context manager for a `with` block. It yields the `AttentionView`: `.layer(0)` (W_Q and W_K with norms folded
-            in, float64), `.raw(0)` (as stored), `.source` (origin of the model, a dict), `.layers` (numbers of the
-            readable layers).
+        A context manager that yields the `AttentionView`. `.layer(0)`: W_Q and W_K of layer 0, norms folded in, in
+        float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
 
     Raises:
-        TypeError: `model` is another object.
+        TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
         UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
             pass.
     """

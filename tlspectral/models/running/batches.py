@@ -250,7 +250,10 @@ def score_bytes(view: AttentionView, n_queries: int, n_keys: int | None = None, 
 
 
 def rows_of_scores(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
-    """Return how many rows fit on the device by the memory of their attention scores (`score_bytes`); it can be 0."""
+    """Return how many rows fit on the device by the memory of their attention scores; it can be 0.
+
+    n_keys: keys of a query; default: n_queries. backward: True counts all layers, because a backward pass keeps them.
+    """
     return batch_on(view.device).scores // score_bytes(view, n_queries, n_keys, backward=backward)
 
 

@@ -147,7 +147,7 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
 
 
 def rows_at_once(run: IntactRun | ContinuedRun) -> int:
-    """Return how many rows of a replay fit on the device, at least 1, by tokens, scores and copied keys.
+    """Return how many rows of a replay of this run fit on the device, at least 1, by tokens, scores and copied keys.
 
     A replay is another run from a later layer or position on, under hooks.
     """

@@ -76,13 +76,19 @@ def given_prompts(prompts: Any) -> Any:
 
 
 def n_prompts_of(prompts: Any) -> int | None:
-    """Return the number of prompts in a form of `given_prompts`; None if only the model determines it."""
+    """Return the number of prompts; None if only the model determines it (a task).
+
+    prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
+    """
     listed = prompts["input_ids"] if isinstance(prompts, dict) else prompts
     return len(listed) if hasattr(listed, "__len__") else None
 
 
 def chosen_prompts(prompts: Any, rows: list[int]) -> Any:
-    """Return the prompts at these indices, in the same form of `given_prompts`."""
+    """Return the prompts at the indices `rows`, in the form in which `prompts` is.
+
+    prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
+    """
     if isinstance(prompts, dict):
         return {name: values[rows] for name, values in prompts.items()}
     return prompts[rows] if isinstance(prompts, Tensor) else [prompts[row] for row in rows]

@@ -32,9 +32,9 @@ class BlockArguments:
 
     @classmethod
     def of_block(cls, arguments: tuple[Any, ...], named: dict[str, Any]) -> "BlockArguments":
-        """Return the shapes of the arguments with which a layer is called, without the residual stream.
+        """Return the `BlockArguments` of a layer's call: rows of the pass, shapes of arguments besides the stream.
 
-        arguments, named: its positional and named arguments.
+        arguments, named: positional and named arguments of the call.
         """
         stream, further = _stream_first(arguments, named)
         return cls(len(stream), _shapes(further))
@@ -74,11 +74,11 @@ class BlockArguments:
 
 
 class _Parts(dict[Any, Any]):
-    """Shapes of the parts of one argument, by name or place."""
+    """Shapes of the parts of one argument (list, dict or dataclass): a dict from name or index to shape."""
 
 
 def _parts(argument: Any) -> dict[Any, Any] | None:
-    """Return the parts of an argument (list, dict or dataclass) by name or place; None for any other value."""
+    """Return the parts of an argument (list, dict or dataclass) as a dict from name or index; None for other values."""
     if isinstance(argument, tuple | list):
         return dict(enumerate(argument))
     if isinstance(argument, dict):
@@ -89,7 +89,7 @@ def _parts(argument: Any) -> dict[Any, Any] | None:
 
 
 def _with_parts(argument: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a copy of an argument (list, dict or dataclass) with other parts. parts: by name or place."""
+    """Return a copy of an argument (list, dict or dataclass) with other `parts`, a dict from name or index."""
     if isinstance(argument, dict):
         return {**parts}
     if isinstance(argument, tuple | list):
@@ -108,7 +108,7 @@ def _shapes(argument: Any) -> Any:
 def _stream_first(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, Any]:
     """Return (residual stream, other arguments) of a layer's call. The stream is the first argument.
 
-    The other arguments are a pair (positional, named).
+    arguments, named: positional and named arguments. The other arguments are a pair (positional, named).
     """
     if arguments:
         return arguments[0], (arguments[1:], named)

@@ -118,7 +118,10 @@ def joined(reads: list[Prefill | None]) -> Prefill | None:
 
 
 def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts and return its cache as a `Prefill`, None without a cache; nothing is checked."""
+    """Run a model on prompts and return its cache as a `Prefill`, None without a cache. The cache is not checked.
+
+    hooks: pairs of hook point name and function.
+    """
     with _cached_pass(view, hooks):
         cache = view.reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)
@@ -229,11 +232,9 @@ class HeldLayers:
 
     @property
     def difference(self) -> float | None:
-        """Root mean square, over layers, of the relative differences in a pass; the largest over passes.
+        """Largest difference of layer outputs, over passes, relative to what the layers write; None without passes.
 
-        None without passes.
-
-        Each difference is relative to the size of the layer's write. The number is NaN if an output has another shape.
+        For a pass it is the root mean square over layers. It is NaN if an output has another shape.
         """
         of_passes = [np.sqrt(np.mean(np.square(differences))) for differences in self._found.values()]
         return float(np.max(of_passes)) if of_passes else None  # NaN if one is
@@ -294,9 +295,10 @@ def beyond_rounding(model: Any, difference: float | None) -> bool:
 
 
 class WithoutCache:
-    """A model's method of generation, called without its key/value cache. Pickled with a model it is the copy's method.
+    """A model's method that generates text, called without its key/value cache.
 
-    generate: the method, such as `model.generate`. options: arguments that turn the cache off.
+    generate: the method, such as `model.generate`. options: arguments that turn the cache off. Pickled with a model it
+    is the copy's method.
     """
 
     def __init__(self, generate: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -94,12 +94,14 @@ class IntactRun:
     def replay(
         self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return logits of copies of some sequences in one pass, each copy computed from its own layer on.
+        """Run copies of some sequences in one pass, each copy from its own layer on, and return their logits.
 
         layers: for each copy the layer at which it begins, in ascending order. A layer computes the copies that begin
         at it or earlier.
+        sequences: slice of the stored sequences.
         hooks: pairs of a slice of copies and the hooks that act only on them. Hooks already on the model act on all
         copies.
+
         The rows of the result are one whole copy after another. The caller decides whether gradients are recorded.
         """
         batch = growing_batch(self.view, self._begun(layers), len(self.tokens[sequences]), self.arguments)
@@ -124,9 +126,9 @@ class IntactRun:
 
     @uninterrupted
     def joining(self, batch: GrowingBatch, sequences: slice, first: int = 0) -> Iterator[None]:
-        """Let passes over a batch skip layers that no row needs until the `with` block ends.
+        """Let passes over a batch skip layers that no row needs, until the `with` block ends.
 
-        Rows join at their own layers.
+        Rows join the batch at their own layers.
 
         batch: which copies join at which layer. sequences: slice of the stored sequences, whose streams are used.
         first: position at which the passes begin; stored streams are cut there.
@@ -198,7 +200,7 @@ def intact_run(
         at_once = predicted if isinstance(predicted, slice) else predicted[current]
 
         def read(values: Tensor) -> Tensor:
-            """Choose the predicted positions, and store them in `unembedded`."""
+            """Return the values at the predicted positions, and store them in `unembedded`."""
             chosen = at(values, at_once)
             if not unembedded:
                 unembedded.append(chosen.new_empty(len(tokens), *chosen.shape[1:]))
@@ -281,7 +283,10 @@ def _handed_on(companions: int, *arguments: Any, **named: Any) -> Any:
 def noting_arguments(
     blocks: Sequence[Block], noted: dict[int, BlockArguments], layers: Iterable[int]
 ) -> AbstractContextManager[None]:
-    """Store the shapes of some layers' arguments in `noted`, by layer, in the first pass inside the `with` block."""
+    """Store the shapes of some layers' arguments in the dict `noted`, in the first pass inside the `with` block.
+
+    blocks: all layers of the model. noted: from layer to the shapes. layers: numbers of the layers.
+    """
 
     def note(layer: int, block: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if layer not in noted:

@@ -78,7 +78,8 @@ def text_tokens(
     Args:
         view: view of a model that has a tokenizer.
         text: a document, a list of documents, or the name of a data set (one word such as `NeelNanda/pile-10k`; the
-            column `text` of its split `train` is streamed). Default (None): `packaged_text`.
+            column `text` of its split `train` is streamed). None: the packaged book, *Alice's Adventures in
+            Wonderland*.
         n_sequences: largest number of rows.
         sequence_length: tokens in a row, BOS included; at most the context is used.
 

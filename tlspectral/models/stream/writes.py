@@ -131,17 +131,18 @@ class HeadWrites:
 def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
     """Return the `HeadWrites` of a layer: its W_O, b_O, the norm after the attention and the multiplier.
 
-    cast: converts parameters before computing; the result is differentiable if `cast` is. Raises BadHead if the layer
-    does not exist.
+    index: the layer. cast: converts parameters before computing; the result is differentiable if `cast` is. Raises
+    BadHead if the layer does not exist.
     """
     b_o, norm, multiplier = view.behind(index)
     return HeadWrites(cast(view.raw(index).w_o), None if b_o is None else cast(b_o), norm, multiplier, cast)
 
 
 def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tensor, "batch pos heads d_head"]:
-    """Return z (the heads' outputs before W_O) by head.
+    """Return z, the heads' outputs before W_O, by head.
 
-    captured: activation at its hook point; some bridges join all heads.
+    captured: activation at the hook point of z; some bridges join all heads there. w_o: W_O [heads, d_head, d_model],
+    which gives the sizes.
     """
     return captured.reshape(*captured.shape[:2], *w_o.shape[:2])
 
@@ -162,8 +163,9 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
     The check: the layer's output is its input plus the writes of heads, biases and MLP. In a layer with a mixer, the
     mixer's write is whatever remains, so only the sum of the heads and the MLP's write are checked.
 
-    captured: as `capture_until` returns it, with the points `WRITE_POINTS` that the layer has. Raises
-    UnsupportedArchitecture if a sum does not match.
+    index: the layer. captured: activations of a run, from hook point name to tensor, with the points `WRITE_POINTS`
+    that the layer has. cast: converts parameters and activations before computing. Raises UnsupportedArchitecture if a
+    sum does not match.
     """
     names = view.hook_names(index)
     writes = head_writes(view, index, cast) if index in view.layers else None
@@ -216,6 +218,8 @@ def mixed(
 
 def require_equal_streams(computed: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
     """Raise UnsupportedArchitecture if a stream differs from the sum of its parts by more than rounding.
+
+    computed: the sum. expected: the stream.
 
     stored: type in which the model stores it. problem, effect: beginning and end of the message.
     """
@@ -284,8 +288,8 @@ class LayerReads:
     ) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return how each head's queries, keys or values change if its own `removed` is subtracted from the stream x.
 
-        removed: one change of the stream per head (or one for all that read one latent). heads: which heads. The stream
-        x is projected only once.
+        removed: one change of the stream per head. heads: these heads, as indices or a slice. The norms are computed
+        again. The stream x is projected only once.
         """
         x, removed = self._centred(x, removed)
         weight, before = self.weight[heads], self.norm.scale_of_centred(x)
@@ -338,7 +342,10 @@ class LayerReads:
         return slice(receivers[0], receivers[0] + 1) if len(receivers) == 1 else receivers
 
     def _centred(self, x: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (the norm's input for the stream x, its part from `removed`), both centred if the norm is LayerNorm."""
+        """Return (input of the norm for the stream x, amount that `removed` subtracts from it).
+
+        Both are centred if the norm is a LayerNorm.
+        """
         if self.latent is not None:
             x, removed = self._input(x), -self.latent.change(x, removed)[..., 0, :]
         # The norm is later computed on their difference. If most of the stream is removed, a difference of squares
@@ -346,7 +353,7 @@ class LayerReads:
         return self.norm.centred(x), self.norm.centred(removed)
 
     def _input(self, x: Tensor) -> Tensor:
-        """Return the input of the norm: the stream x, or in latent attention the latent computed from it."""
+        """Return the input of the norm: the stream x, or in latent attention the latent that is computed from x."""
         return x if self.latent is None else self.latent.from_stream(x)[..., 0, :]
 
 
