@@ -117,7 +117,10 @@ def listed(names: list[str]) -> str:
 
 
 def acting_on(model: Any) -> Iterator[Acting]:
-    """Yield an `Acting` for each change by the user in the model, in the classes of its modules, and in torch."""
+    """Yield an `Acting` for each change by the user (hook, replaced method or module) that acts in passes of a model.
+
+    Searched are the model, the classes of its modules, and torch.
+    """
     modules = modules_of(model)
     yield from acting_in(model, modules)
     yield from _replaced_in_classes({type(module) for module in modules})

@@ -86,7 +86,10 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 
 
 def _correct(adapter: Any, pretrained: Any) -> None:
-    """Correct an architecture adapter of TransformerLens in place, so that it fits a Hugging Face model."""
+    """Correct an architecture adapter of TransformerLens in place, so that its bridge fits a Hugging Face model.
+
+    pretrained: the Hugging Face model, not changed.
+    """
     correct_packed(adapter, pretrained.config)
     if pretrained.config.model_type == "gemma3n_text":
         _hold_text(adapter)

@@ -24,7 +24,7 @@ def note_given(model: Any, given: Any) -> None:
 
 
 def given_for(model: Any) -> Any:
-    """Return the object of transformers from which `load_model` made this model; None if it no longer exists.
+    """Return the object of transformers from which `load_model` made this model; None if it does not exist.
 
     The model is made from a copy of that object, so hooks on the object do not act in the model.
     """

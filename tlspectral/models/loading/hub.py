@@ -103,7 +103,10 @@ def _cached(source: Source, file: str) -> Any:
 
 
 def _refusal(source: Source, file: str, reason: str) -> str:
-    """Return the message for a file of a hub model that the hub did not give. reason: the reason, as text."""
+    """Return the text of an error: the hub did not give this file of a model.
+
+    source: the model. file: name of the file. reason: why, as text.
+    """
     name, revision = source.record["model"], source.record["revision"]
     which = f"{name!r} at revision {revision!r}" if revision else f"{name!r}"
     if file == "config.json":

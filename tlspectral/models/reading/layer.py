@@ -85,7 +85,9 @@ class LayerSettings:
 
     @property
     def valid_up_to(self) -> int | None:
-        """Prompt length up to which rotary frequencies and score scale do not change; None if they never change."""
+        """Prompt length in tokens up to which rotary frequencies and the scale of scores stay the same; None without a
+        limit.
+        """
         limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
         return min((limit for limit in limits if limit is not None), default=None)
 

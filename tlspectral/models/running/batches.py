@@ -155,10 +155,10 @@ def probe_tokens(d_vocab: int, length: int) -> Int64[Tensor, "1 pos"]:
 
 
 def positions_by_place(given: Any, what: str) -> Any:
-    """Return positions as an integer, a list or a list of lists, in their order in any container.
+    """Return positions as an integer, a list or a list of lists, in the order in which their container has them.
 
-    given: a number, or a list, array or tensor of numbers. what: name of the argument, for messages. Raises TypeError
-    for anything but whole numbers.
+    given: a number, or a list, array, Series or tensor of numbers; labels are ignored. what: name of the argument, for
+    messages. Raises TypeError for anything but whole numbers.
     """
     return _numbers(given, what).tolist()
 
