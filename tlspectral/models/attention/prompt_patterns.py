@@ -19,7 +19,7 @@ MOST_TOKENS = 128
 def prompt_patterns(
     view: AttentionView, by_layer: Mapping[int, list[int]], prompt: Any
 ) -> tuple[list[Float[np.ndarray, "query key"]], list[str]]:
-    """Return (attention pattern [query, key] of each head on one prompt, text of each token), two lists.
+    """Return two lists: the attention pattern [query, key] of each head on one prompt, and the text of each token.
 
     by_layer: from layer to heads; patterns are sorted by layer. prompt: text or token ids, at most `MOST_TOKENS`
     tokens. Raises ValueError for several prompts or a longer one, UnsupportedArchitecture if a layer does not return

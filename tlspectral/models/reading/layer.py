@@ -85,7 +85,7 @@ class LayerSettings:
 
     @property
     def valid_up_to(self) -> int | None:
-        """Prompt length in tokens up to which rotary frequencies and the scale of scores stay the same; None without a
+        """Prompt length in tokens up to which rotary frequencies and scale of scores stay the same; None without a
         limit.
         """
         limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)

@@ -50,8 +50,8 @@ def given_prompts(prompts: Any) -> Any:
     """Copy prompts into one of four forms and return the copy; later changes of the argument have no effect.
 
     The forms: a list of strings; a list of one-dimensional tensors; token ids [sequences, pos]; a dict with `input_ids`
-    and `attention_mask` of that shape. A string is one prompt. An object with a method `packed` (a task), which makes
-    prompts once the model is known, is returned unchanged.
+    and, if it was given, `attention_mask`, each [sequences, pos]. A string is one prompt. An object with a method
+    `packed` (a task), which makes prompts once the model is known, is returned unchanged.
 
     Raises TypeError for prompts in another form; ValueError for a mask whose lengths differ from its ids.
     """
@@ -112,9 +112,9 @@ def _row(prompt: Any, index: int) -> Int[Tensor, "pos"]:
 
 
 def _batch(batch: Mapping[str, Any]) -> Any:
-    """Return ids and mask of a tokenizer's batch as a dict of tensors, "input_ids" and "attention_mask".
+    """Return a tokenizer's batch as a dict of tensors: "input_ids" and, if it was given, "attention_mask".
 
-    Lists of unequal length are padded at the end. Without a mask, they are returned as a list of tensors. Raises
+    Lists of unequal length are padded at the end; without a mask they are returned as a list of tensors. Raises
     TypeError without `input_ids`, ValueError for a mask whose lengths differ from its ids.
     """
     if "input_ids" not in batch:
