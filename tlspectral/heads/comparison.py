@@ -104,16 +104,19 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
     [['L1H1', 2.0], ['L0H0', 0.0]]
 
     Args:
-        a, b: a model and a changed copy, in any form of `analyze_heads`; or two tables of `analyze_heads` with equal
-            settings. For models the tables are made here, which takes as long as two calls of `analyze_heads`.
+        a, b: a model and a changed copy, each a TransformerBridge, a HookedTransformer, a model of transformers, or a
+            name or path; or two tables of `analyze_heads` with equal settings. For models the tables are made here,
+            which takes as long as two calls of `analyze_heads`.
 
     Returns:
         DataFrame with a row per head that both have, the most changed first: by the larger of `qk_change` and
-        `ov_change` for models, by `change_rank` for tables. It begins with `layer, head, name, change_rank,
-        behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`, for models
-        also `qk_change, ov_change`. `behaviour_of` and `spectrum_of` name the column that changed most, beyond its
-        noise and at least 0.02. Then, for each compared column, `<column>_a, <column>_b, <column>_diff` and, with
-        known noise, `<column>_band, <column>_outside`. `attrs["weights"]`: layers whose weights differ.
+        `ov_change` for models, by `change_rank` for tables. Columns for models only: `qk_change` and `ov_change`, the
+        norm of the change of the query-key operator (W_V W_O) over the norm in model a. Then `layer, head, name,
+        change_rank, behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`:
+        `behaviour_of` (`prev`, `dup` or `ind`) and `spectrum_of` (`dir_frac`, `D_head` or `henrici`) name the column
+        that changed most, `_change` is b less a; missing unless it exceeds noise and 0.02. For each compared column of
+        the head table: `<column>_a, <column>_b, <column>_diff` and, with known noise, `<column>_band` (2 standard
+        deviations) and `<column>_outside` (True beyond it). `attrs["weights"]`: layers whose weights differ.
 
     Raises:
         ValueError: models without a common basis (two trainings from scratch), different architectures or settings, no

@@ -26,7 +26,8 @@ COPYING_SCORES = Schema(
 
 
 def copying_scores(model: Any) -> pd.DataFrame:
-    """Score how far each head copies the tokens it attends to: eigenvalues of W_O W_U W_E W_V (Elhage et al. 2021).
+    """Score how far each head copies the tokens it attends to, by the eigenvalues of W_O W_U W_E W_V (Elhage et al.
+    2021).
 
     Use it to find heads that raise the logit of a token by attending to it. Nothing is run.
 
@@ -39,10 +40,11 @@ def copying_scores(model: Any) -> pd.DataFrame:
         model: a TransformerBridge or HookedTransformer.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, copying, positivity`. `copying` is the share of
-        eigenvalues with a positive real part, `positivity` the sum of real parts over the sum of absolute values.
-        `attrs` hold where the model came from, with hashes of its weights. Two scores are NaN for a head that writes
-        nothing or whose product is nilpotent, for an encoder, and where input and output vocabularies differ.
+        DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, copying, positivity`.
+        `copying` (0 to 1) is the share of eigenvalues with a positive real part; `positivity` (-1 to 1) is the sum of
+        real parts over the sum of absolute values. Near 1: the head raises the tokens it attends to. `attrs` hold where
+        the model came from, with hashes of its weights. Both scores are NaN for a head that writes nothing or whose
+        product is nilpotent, for an encoder, and where input and output vocabularies differ.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.

@@ -101,15 +101,12 @@ def head_directions(
     >>> words[words["qvalue"] < 0.05].groupby(["direction", "side"])["token"].agg(lambda ids: ids.tolist()).tolist()
     [[20, 7]]
 
-    A loading is the cosine of a direction with a token's vector. Two tokens that load with equal sign on `query` and
-    `key` raise the score.
-
     Args:
         model: a TransformerBridge or HookedTransformer.
         head: "L5H1", (5, 1) or a table row.
         kind: "qk" (M = W_Q W_K^T, sides `query` and `key`) or "ov" (W_V W_O, sides `read` and `written`).
-        task: a `Task` with `attention=`, for "qk": the operator is then the contrast between the attended key and the
-            other keys.
+        task: a `tls.Task(..., attention=(query, key))`, for "qk" only: in place of M, the operator is then the mean of
+            q k^T at the attended key less its mean at the other keys.
         n_directions, n_words: number of directions, and of words for each.
         draws: random directions; the smallest possible p is 1 / (1 + draws).
         seed: seed of the random directions.
@@ -117,7 +114,11 @@ def head_directions(
     Returns:
         DataFrame with a row per direction, side and word; empty for an operator of 0. Columns: `layer, head, name,
         kind, direction, share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading,
-        random_loading`. Where `qvalue` is not below .05, one row says "no reading".
+        random_loading`. `loading` is the signed cosine of the direction with the token's embedding (`written`:
+        unembedding). Two tokens that load with equal sign on `query` and `key` raise the score. `share` is the
+        direction's part of the squared norm of the operator; `strength` the mean absolute loading of its words;
+        `pvalue` is (1 + random directions of at least this strength) / (1 + draws); `qvalue` its Benjamini-Hochberg value over
+        all directions and sides. Where `qvalue` is not below .05, one row has the word "no reading".
 
     Raises:
         BadHead: the head does not exist.

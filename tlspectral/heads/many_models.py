@@ -111,15 +111,20 @@ def analyze_models(
         models: names or paths as for `load_model`, and text files that list them, one per line, with `#` comments. With
             `detectors=False`, folders and hub models are read layer by layer without loading.
         folder: an empty or new folder, or the folder of an earlier call with the same settings.
-        null_draws, null_dtype, detectors, max_se, seed: as for `analyze_heads`.
-        n_jobs: workers within a model, as for `analyze_heads`. Inside `joblib.parallel_config`, if models are loaded
-            for detectors, each worker takes one model. The tables do not depend on it.
+        null_draws: random matrices per head, the null of the spectrum; 2 or more.
+        null_dtype: precision of the null's eigenvalues, "float32" (used where its rounding does not matter) or
+            "float64".
+        detectors: True also runs each model on 200 random sequences with a repeated segment, for attention scores.
+        max_se: these runs stop early once all standard errors are below it. None: all sequences are run.
+        n_jobs: threads (or processes, for models read from files) within a model. Inside `joblib.parallel_config`, if
+            models are loaded for detectors, each worker takes one model. The tables do not depend on it.
+        seed: seed of the null and of the sequences.
 
     Returns:
         DataFrame with a row per model that failed, in the order of `models`. Columns of `analyze_models.failures`:
         `model, error, message, raised_in`. `attrs["models"]` lists all models of this call. On disk: `folder/heads` has
-        a file per model, with columns `model, revision, commit` and those of `analyze_heads`; `folder/failures` has a
-        file per model that failed.
+        a file per model, a row per head, with columns `model, revision, commit` and those of `analyze_heads`;
+        `folder/failures` has a file per model that failed.
 
     Raises:
         IncompatibleCheckpoint: `folder` was made with other settings, or holds other files.

@@ -244,22 +244,28 @@ def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, fl
 
 @dataclass(frozen=True, repr=False)
 class HeadHistory:
-    """The result of `head_history`: DataFrames with a column `step`.
+    """The result of `tls.head_history`: DataFrames with a column `step`, the label of the checkpoint.
 
-    `heads.attrs` hold the settings and, in `checkpoints`, the weights of each step.
+        history = tls.head_history("EleutherAI/pythia-70m", folder="pythia")
+        history.summary[["step", "icl_score", "D_head_median"]]
+        history.track("L3H1")  # one head over the steps
+
+    A history is not a table itself: `history["prev"]` raises TypeError and names the table. `heads.attrs` hold the
+    settings and, in `checkpoints`, the weights of each step.
 
     Attributes:
-        heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct`: percentiles
-            within the model of that step (rank / n), as `D_head_pct`.
+        heads: a row per head and step: the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct,
+            dir_frac_pct`, percentiles within the model of that step (rank / n).
         summary: a row per step. Columns of `head_history.summary`: `step, n_heads, icl_score, icl_score_se,
             first_copy_loss, second_copy_loss, value, value_se, D_head_median, D_head_null_low, D_head_null_median,
             D_head_null_high, dir_frac_median, dir_frac_null_low, dir_frac_null_median, dir_frac_null_high,
-            rope_imag_frac_median, rope_imag_frac_null_median`.
-        composition: `k_composition` of each pair at each step; no rows without pairs. Columns of
-            `head_history.composition`: `step, sender_layer, sender_head, receiver_layer, receiver_head, score, chance,
-            rank`.
-        positional: `positional_symbolic(mode="key")` on the history's `blocks` at each step; None without blocks.
-        frequencies: the same by rotary frequency; None without blocks or rotary positions.
+            rope_imag_frac_median, rope_imag_frac_null_median`. Losses and `icl_score` (second copy less first) are nats
+            per token; `_null_low` to `_null_high` hold 95 % of the medians of random heads.
+        composition: a row per pair and step, with the K-composition score of sender and receiver; no rows without
+            pairs. Columns of `head_history.composition`: `step, sender_layer, sender_head, receiver_layer,
+            receiver_head, score, chance, rank`.
+        positional: a row per head and step, from `positional_symbolic(mode="key")` on `blocks`; None without blocks.
+        frequencies: `positional` by rotary frequency; None without blocks or rotary positions.
     """
 
     heads: pd.DataFrame
@@ -278,12 +284,14 @@ class HeadHistory:
 
     @property
     def steps(self) -> list[Any]:
-        """The labels of the checkpoints: training steps, rising, or names in the given order."""
+        """The labels of the checkpoints, a list: training steps, rising, or names in the given order."""
         return self.summary["step"].tolist()
 
     @property
     def previous_token_head(self) -> LayerHead:
-        """(layer, head) with the largest `prev` at the last step. Raises ValueError without detectors."""
+        """The (layer, head) with the largest `prev` (mean attention to the previous token) at the last step. Raises
+        ValueError if the detectors were not run.
+        """
         last = self.heads.loc[self.heads["step"] == self.steps[-1]]
         if last["prev"].isna().all():
             raise ValueError("the detectors were not run (detectors=False): give a head, such as history.track((0, 3))")
@@ -291,13 +299,14 @@ class HeadHistory:
         return int(row["layer"]), int(row["head"])
 
     def track(self, head: Head = None) -> pd.DataFrame:
-        """Return one row per step: a head's columns joined with the columns of the summary.
+        """Return a DataFrame with one row per step: a head's columns of `heads` joined with the columns of `summary`.
 
         Args:
-            head: "L0H3", (0, 3) or a table row. Default: `previous_token_head`.
+            head: "L0H3", (0, 3) or a table row. Default: `previous_token_head`, the largest `prev` at the last step.
 
         Raises:
             BadHead: the head does not exist.
+            ValueError: no head is given and the detectors were not run.
         """
         if head is None:
             head = self.previous_token_head

@@ -66,20 +66,23 @@ def head_history(
     ['tiny-rope-sym', 'tiny-rope']
 
     Args:
-        checkpoints: a hub model of the Pythia suite; a folder with sub-folders `step{N}` or `checkpoint-{N}`; or a list
-            (or generator) of names, folders, models, or pairs (label, checkpoint), where a checkpoint may be a function
-            that loads a model; or a dict from label to checkpoint. Labels are rising training steps, or names.
-        pairs: (sender, receiver) pairs of heads whose K-composition is followed.
-        null_draws, null_dtype, max_se: as for `analyze_heads`; each head has draws of its own.
-        detectors: also run the model on repeated sequences, for detectors and the in-context score.
+        checkpoints: a hub model of the Pythia suite; a folder with sub-folders `step{N}` or `checkpoint-{N}`; a list
+            (or generator) of names, folders, models, or pairs (label, checkpoint); or a dict from label to checkpoint.
+            A checkpoint may be a function that loads a model. Labels are rising training steps, or names.
+        pairs: (sender, receiver) pairs of heads, such as ("L0H3", "L1H0"), whose K-composition is followed.
+        null_draws: random matrices per head, 2 or more; each head has its own. null_dtype: "float32" or "float64".
+        detectors: True also runs the model on repeated sequences, for detectors and the in-context score.
+        max_se: these runs stop once all standard errors are below it. None: 200 sequences.
         task: a `Task`, "induction" or "language" to score at each checkpoint (`value` in the summary).
-        blocks: a `tls.positional.BlockPrompt` for `positional_symbolic(mode="key")` at each checkpoint.
+        blocks: a `tls.positional.BlockPrompt(prefix, blocks, suffix)` whose blocks are swapped at each checkpoint.
         folder: keeps a file per checkpoint; the same call resumes from it.
-        n_jobs: worker processes for the null.
-        seed: seed of the null, of sequences and of simulated medians.
+        n_jobs: worker processes for the null. seed: of the null, of sequences and of simulated medians.
 
     Returns:
-        A `HeadHistory`: DataFrames `heads`, `summary`, `composition`, `positional`, `frequencies` with a column `step`.
+        A `HeadHistory` of DataFrames with a column `step`: `.heads` (the head tables), `.summary` (a row per step:
+        medians over heads, in-context score in nats per token, task value), `.composition` (a row per pair and step),
+        `.positional` and `.frequencies` (None without `blocks`). `.steps`: the labels; `.track("L0H3")`: one head's
+        rows.
 
     Raises:
         TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that do not rise,

@@ -47,7 +47,12 @@ def suite_checkpoints(
     Args:
         suite: a folder with sub-folders `step{N}` or `checkpoint-{N}`, or the hub id of a Pythia or stanford-crfm
             model.
-        steps: training steps, rising. Default: all steps in the folder, or the 22 of `PYTHIA_STEPS` for a Pythia model.
+        steps: training steps, rising. Default: all steps in the folder, or the 22 of the paper for a Pythia model (0,
+            1, 2, 4, ..., 512, 1000, ..., 143000).
+
+    Returns:
+        A list of (step, load): the training step as an int, and a function without arguments that returns the
+        TransformerBridge of that step.
 
     Raises:
         FileNotFoundError: the path, or a step in the folder, does not exist.

@@ -156,19 +156,21 @@ def detect_heads(
         n_sequences: number of random sequences, at most.
         max_se: stop after 25, 50, 100, ... sequences once all standard errors are below it. None: run all.
         segment_length: L, at most (n_ctx - 1) // 2.
-        prompts: your own prompts instead, in any form of `Task`. All are run; padding and repeated prompts do not
-            count.
+        prompts: in place of random sequences: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch.
+            All are run; padding and repeated prompts do not count.
         pattern: keys to score: "previous_token", "next_token", "duplicate", "induction", "first_token", "local" (2 to 8
             back) or "self"; weights [pos, pos] or [sequences, pos, pos]; or a function from token ids [pos] to weights.
         sinks: "found" adds columns without the layer's attention sinks (`tls.heads.attention_sinks`). Needs `prompts`.
-        null_draws: random heads per layer; each score then gets `_p`, the share of them that reach it. Default: 0.
+        null_draws: random heads per layer for the `_p` columns. Default: 0, no p.
         seed: seed of the random sequences and of the null.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
-        ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
-        pattern_p?`. `tls.tables.describe_table("detect_heads.prompts")` lists more for `prompts`. `attrs["chance"]`:
-        the scores of uniform attention.
+        DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?,
+        dup, dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
+        pattern?, pattern_se?, pattern_p?`. Scores are mean attention probabilities, 0 to 1 (`prev_first`: `prev` in the
+        first r); `_se` is the standard error over sequences; `_p` the share of random heads, with the head itself, that
+        reach the score. For `prompts`, `tls.tables.describe_table("detect_heads.prompts")` lists more.
+        `attrs["chance"]`: the scores of uniform attention.
 
     Raises:
         ValueError, TypeError: prompts or a pattern that cannot be read, fewer than two sequences, `max_se` not above 0,

@@ -82,27 +82,28 @@ def relative_position_kernel(
     >>> int(kernel.loc[kernel["score"].idxmax(), "offset"])
     -1
 
-    `score` is the model's own score, scaled and before the softmax; inside `ablate(...)` it is the ablated score.
-    `predicted` is the score of the head's mean query with its mean key at that distance.
-
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: as in `ablate`. Default: all, in one pass.
-        prompts: in any form of `Task`; padding is not counted. Default: 48 sequences of BOS and 95 random ids.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            48 sequences of BOS and 95 random ids.
         offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
         reference: prompts for the mean query and key. Default: half of the distinct `prompts`, by a fixed seed.
 
     Returns:
-        DataFrame sorted by layer, head and offset. Columns: `layer, head, name, offset, score, predicted`. `predicted`
-        is NaN without rotary positions, for prompts beyond the valid length, and for a single distinct prompt without
-        `reference`. `attrs` hold the model and weights, `n_reference` (distinct prompts of the means) and `n_judged`
-        (the rest).
+        DataFrame with a row per head and offset, sorted by layer, head and offset. Columns: `layer, head, name, offset,
+        score, predicted`. `score` is the mean of the model's own scores, scaled and before the softmax (logits); inside
+        `ablate(...)` it is the ablated score. `predicted` is the score of the head's mean query with its mean key at
+        that distance: NaN without rotary positions, for prompts beyond the valid length, and for a single distinct
+        prompt without `reference`. `attrs` hold the model and weights, `n_reference` (distinct prompts of the means)
+        and `n_judged` (the rest).
 
     Raises:
         BadHead: a head does not exist.
         ScoreMismatch: rebuilt scores do not give the model's pattern, or the model does not rotate by its frequencies.
         EditNotHonored: an ablation edits z in a layer whose scores are rebuilt.
-        ValueError, TypeError: prompts cannot be read (see `Task`), or no prompt has these offsets.
+        ValueError, TypeError: prompts in none of these forms, or no prompt has these offsets.
 
     Not established: that the head attends by position; contents contribute to the mean. `predicted` close to `score` is
     nearly an identity of means and explains nothing. More: docs/preferences.md.
@@ -141,15 +142,23 @@ def kernel_prediction(
     (-1, -1, 'high')
 
     Args:
-        model, heads, prompts, offsets: as in `relative_position_kernel`.
+        model: a TransformerBridge or HookedTransformer.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            48 sequences of BOS and 95 random ids.
+        offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
         reference: prompts for the mean query and key. Default: half of the distinct prompts; the prediction is judged
             on the other half. A prompt in `reference` (or the beginning of one) is not judged on.
 
     Returns:
         DataFrame, one row per head. Columns: `layer, head, name, r, peak, predicted_peak, share_high, share_middle,
-        share_low, band, first, last`. `r` is Pearson's correlation over offsets. Frequencies `first` to `last` are
-        sorted from fast to slow, for `tls.parts.Band(range(first, last + 1))`. NaN without a prediction. `attrs` as in
-        `relative_position_kernel`.
+        share_low, band, first, last`. `r` is Pearson's correlation, over offsets, of the mean score with its
+        prediction; `peak` and `predicted_peak` are the offsets (tokens) where these are largest. `share_high`,
+        `share_middle`, `share_low` are the shares of the fast, middle and slow third of the frequencies in the variance
+        of the prediction; `band` names the largest. Its frequencies are `first` to `last`, counted from fast to slow,
+        for `tls.parts.Band(range(first, last + 1))`. NaN without a prediction. `attrs`: `n_reference`, `n_judged`
+        (numbers of prompts).
 
     Raises:
         BadHead: a head does not exist.

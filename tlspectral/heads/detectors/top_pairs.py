@@ -100,17 +100,21 @@ def top_pairs(
 
     Args:
         model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.
-        heads: as in `ablate`. Default: all, in one pass.
-        prompts: in any form of `Task`; padding is not counted. Default: 64 rows of 128 tokens of "Alice" (Carroll
-            1865).
-        n: number of ranked pairs.
-        sink: whether to include pairs whose key is the first token of the prompt.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            64 rows of 128 tokens of "Alice" (Carroll 1865).
+        n: number of ranked pairs per head.
+        sink: True includes pairs whose key is the first token of the prompt.
         sinks: "found" leaves out all attention sinks of the layer instead (`tls.heads.attention_sinks`).
 
     Returns:
         DataFrame sorted by layer, head and falling attention within an interval. Columns: `layer, head, name, rank,
-        interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. `kind` is the first of
-        `start, previous, self, induction, duplicate` that fits the token ids, or `other`.
+        interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. `rank` is 1 for the
+        largest and missing for drawn pairs; `interval` is "top" or the third; `attention` a probability; `prompt`,
+        `query`, `key` are numbers from 0; `offset` is key less query, in tokens; `context` is the text around, as
+        "[key] ... <query>". `kind` is the first that fits the token ids: `start` (first token), `previous`, `self`,
+        `induction` (after an earlier token equal to the query's), `duplicate` (an equal token), else `other`.
 
     Raises:
         BadHead: a head does not exist.

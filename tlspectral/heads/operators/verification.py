@@ -51,11 +51,13 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        prompts: strings, ids [batch, pos], or a tokenizer's batch, as in `Task`. Default: 24 random ids (seed 0), so no
-            tokenizer is needed.
+        prompts: strings, ids [batch, pos], or a tokenizer's batch. Default: 24 random ids (seed 0), so no tokenizer is
+            needed.
 
     Returns:
-        Series with index `layer`: the largest absolute error of each layer.
+        Series with index `layer`: the largest absolute error of each layer, over heads and unmasked pairs of tokens.
+        The unit is a score before the softmax (a logit), or an attention probability in models that expose only the
+        pattern. A returned Series means that all layers passed.
 
     Raises:
         ScoreMismatch: an error exceeds its tolerance, or the rotary pairs of a layer do not rotate by one angle per
