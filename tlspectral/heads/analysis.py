@@ -148,7 +148,8 @@ def analyze_heads(
 
 
 def require_table_of(view: AttentionView, heads: pd.DataFrame) -> None:
-    """Raise ValueError unless a head table (of all or some layers) was made from this model's weights.
+    """Raise ValueError unless the head table `heads` (of all or some layers) was made from the weights of the model in
+    `view`.
 
     Weights are compared by hash, or by name and revision where a hash is missing. A table without `attrs` passes.
     """

@@ -120,10 +120,11 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
 def _ranked(
     scores_of_layers: list[tuple[int, int, Float64[np.ndarray, "receivers heads"]]], chosen: dict[int, list[int]]
 ) -> pd.DataFrame:
-    """Return a table with a row per score; the senders of each receiver are sorted and ranked by falling score.
+    """Return a table with a row per score; the senders of each receiver are sorted by falling score and ranked from 1.
 
-    `scores_of_layers` has (layer of the receivers, layer of the senders, scores) for each pair of layers; `chosen` has
-    the receivers' heads by layer.
+    `scores_of_layers` has (layer of the receivers, layer of the senders, scores [receivers, senders]) for each pair of
+    layers; `chosen` has the receivers' heads by layer. Columns: receiver_layer, receiver_head, layer, head, score,
+    rank.
     """
     places = [np.empty((4, 0), dtype=np.int64)]
     for receiver_layer, layer, scores in scores_of_layers:
@@ -141,9 +142,9 @@ def _ranked(
 
 @contextmanager
 def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
-    """Yield the parameters of a layer, from a loaded model or from its files; valid only in the context.
+    """Yield the parameters of layer `index`, from a loaded model or from its files; valid only inside the `with` block.
 
-    `matrices` says which weights are read from files: "query-key" or "output".
+    `matrices` says which weights are read from files: "query-key" (W_Q, W_K) or "output" (W_V, W_O).
     """
     if isinstance(source, AttentionView):
         yield source.raw(index)

@@ -117,8 +117,8 @@ def head_directions(
         random_loading`. `loading` is the signed cosine of the direction with the token's embedding (`written`:
         unembedding). Two tokens that load with equal sign on `query` and `key` raise the score. `share` is the
         direction's part of the squared norm of the operator; `strength` the mean absolute loading of its words;
-        `pvalue` is (1 + random directions of at least this strength) / (1 + draws); `qvalue` its Benjamini-Hochberg value over
-        all directions and sides. Where `qvalue` is not below .05, one row has the word "no reading".
+        `pvalue` is (1 + random directions of at least this strength) / (1 + draws); `qvalue` its Benjamini-Hochberg
+        value over all directions and sides. Where `qvalue` is not below .05, one row has the word "no reading".
 
     Raises:
         BadHead: the head does not exist.
@@ -157,8 +157,11 @@ def head_directions(
 def _operator_sides(
     view: AttentionView, index: int, head: int, kind: str, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections]]:
-    """Return the shares of the largest singular values of M or W_V W_O in the squared norm, and the two sides'
-    directions.
+    """Return the singular directions of M ("qk") or W_V W_O ("ov") of head `head` in layer `index`: their shares, and
+    two sides.
+
+    A share is the squared singular value over the squared norm, for the `n_directions` largest. The sides (query and
+    key, or read and written) also have `draws` random directions from `rng`.
     """
     layer = view.layer(index)
     if kind == "qk":
@@ -181,7 +184,13 @@ def _operator_sides(
 def _contrast_sides(
     view: AttentionView, index: int, head: int, task: Any, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections], int]:
-    """Return the shares and sides of the contrast of a task, and the number of its prompts."""
+    """Return the singular directions of the query-key contrast of a task: their shares, the sides query and key, and
+    the number of prompts.
+
+    The contrast is the mean of q k^T at the task's key less its mean at the other keys, for head `head` of layer
+    `index`. A share is the squared singular value over the squared norm. Each side also has `draws` random directions
+    from `rng`.
+    """
     layer = view.layer(index)
     contrast, n_prompts = _key_contrast(view, layer, head, task)
     u, values, v = torch.linalg.svd(contrast)
@@ -197,11 +206,12 @@ def _contrast_sides(
 def _key_contrast(
     view: AttentionView, layer: AttentionLayer, head: int, task: Any
 ) -> tuple[Float64[Tensor, "d_head d_head"], int]:
-    """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a task, and the number of prompts.
+    """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a `Task`, and the number of prompts.
 
     q is the query at the task's query position. + takes the key at the task's key position, - the mean of all other
-    keys that the query sees. Queries and keys are those before rotation; queries carry the gain and phase of a spectral
-    layer. Raises ValueError for a task without `attention`, or whose query sees no other key.
+    keys that the query sees. Queries and keys are taken before rotation; queries carry the gain and phase of a spectral
+    layer. Raises TypeError for an object that is not a `Task`, ValueError for a task without `attention=`, or a query
+    that does not see its key or sees no other key.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(f"task= needs a tls.Task with attention=(query, key) positions; found {type(task).__name__}")
@@ -239,26 +249,33 @@ def _key_contrast(
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
-    """Return the shares of the largest singular values in the squared norm, and the slice of these values."""
+    """Return the shares of the largest singular values in the squared norm, at most `count`, and the slice of these
+    values.
+
+    `values` are all singular values, falling; those below `tolerance` times the largest are left out.
+    """
     return _shares(values[values > tolerance * values[0]], float(values.square().sum()), count)
 
 
 def _shares(values: Float64[Tensor, " r"], square: float, count: int) -> tuple[list[float], slice]:
-    """Return the shares of the first `count` values in the squared norm `square`, and the slice of these values."""
+    """Return the shares of the first `count` singular values in the squared norm, and the slice of these values.
+
+    A share is value^2 / `square`, where `square` is the squared norm of the operator.
+    """
     shares = [float(value) ** 2 / square for value in values[:count]]
     return shares, slice(0, len(shares))
 
 
 def _unit(vectors: Float64[Tensor, "d_model n"]) -> Float64[Tensor, "d_model n"]:
-    """Return the columns scaled to norm 1."""
+    """Return the vectors (columns) scaled to norm 1; a zero vector stays 0."""
     return vectors / vectors.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 class Loadings(NamedTuple):
-    """The largest loadings on each direction.
+    """The largest loadings on each direction; a loading is the cosine of a direction with the vector of a token.
 
     Attributes:
-        ids: ids of the tokens.
+        ids: ids of the tokens with the largest absolute loading, largest first.
         signed: their cosines with the direction.
         random: the largest absolute cosines on each random direction.
     """
@@ -269,7 +286,10 @@ class Loadings(NamedTuple):
 
 
 def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections], n_words: int) -> list[dict[str, Any]]:
-    """Return the rows of all directions, sides and words, without layer, head, name and kind."""
+    """Return the rows of `head_directions` as dicts, for all directions, two sides and `n_words` words.
+
+    The keys are the columns of the table without layer, head, name and kind. `shares` has the share of each direction.
+    """
     if not shares:
         return []
     read = [_loadings(view, sides[0], n_words)]
@@ -327,8 +347,10 @@ def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: n
 
 
 def _tokens(view: AttentionView, side: SideDirections) -> Iterator[Float64[Tensor, "chunk d_model"]]:
-    """Yield the unit vectors of the vocabulary in chunks: unembedding for "written", else embedding. A zero vector
-    stays 0.
+    """Yield the vectors of the vocabulary in chunks, scaled to norm 1: unembedding for the side "written", else
+    embedding.
+
+    A zero vector stays 0. The chunks come in the order of the token ids.
     """
     if side.name != "written":
         for chunk in vocabulary_chunks(view.embedding(), axis=0):

@@ -229,7 +229,8 @@ def _lines(file: Path) -> list[str]:
 
 
 def _entry(name: str) -> _Entry:
-    """Return the entry of a name or path.
+    """Return the `_Entry` of a model from its name or path: its names in tables and folders, and the state of its
+    files.
 
     A model that cannot be found gets an entry, too: `analyze_heads` then raises its error.
     """
@@ -250,7 +251,10 @@ def _entry(name: str) -> _Entry:
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
-    """Raise IncompatibleCheckpoint if the files of a model changed after its table `file` was written."""
+    """Raise IncompatibleCheckpoint if the files of a model changed after its table was written.
+
+    `table` is the stored table, with the state of the files in its attrs; `file` is its path, for the message.
+    """
     if table.attrs["files_state"] != entry.files_state:
         raise IncompatibleCheckpoint(
             f"{file} was made before the files of {entry.model} were changed: remove it, or choose another folder"
@@ -258,10 +262,11 @@ def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
 
 
 def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[str, Any]) -> pd.DataFrame:
-    """Return the head table of one model with the columns of the dataset.
+    """Return the head table of one model, with columns `model, revision, commit` in front and the same column types for
+    all models.
 
-    `layers` is a folder for finished layers of a model that is read from files; `settings` are arguments of
-    `analyze_heads`.
+    `layers` is a folder for finished layers of a model that is read from files. `shared_out` is True if other processes
+    measure other models: this one then uses a single thread. `settings` are keyword arguments of `analyze_heads`.
     """
     if not settings["detectors"] and find_source(entry.name).streams:
         settings = {**settings, "folder": layers}
@@ -280,7 +285,11 @@ def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[s
 
 
 def _failure_table(entries: Iterable[_Entry], failures: dict[str, JobFailure]) -> pd.DataFrame:
-    """Return the table of models that failed, in the order of `entries`. `failures` has their errors by `part`."""
+    """Return the table of models that failed, with columns `model, error, message, raised_in`, in the order of
+    `entries`.
+
+    `failures` has the errors by the `part` (file name) of an entry. The table's `attrs["models"]` lists all entries.
+    """
     rows = [{"model": entry.model, **asdict(failures[entry.part])} for entry in entries if entry.part in failures]
     names = [column.name for column in ANALYZE_MODELS_FAILURES.columns]
     table = pd.DataFrame(rows, columns=names, dtype="string")

@@ -118,13 +118,14 @@ def measure_step(
     blocks: BlockPrompt | None,
     **options: Any,
 ) -> pd.DataFrame:
-    """Measure one checkpoint (a view, or a source that is read from files) and return all its tables, joined by
-    `bundled`.
+    """Measure one checkpoint (a view, or a source that is read from files) and return all its tables, joined into one.
 
     The tables are `heads` and `composition`; with `blocks` also `positional` and, on a rotary model, `frequencies`.
-    `pairs`, `task` and `blocks` are those of `head_history`; `options` go to `analyze_heads`. `attrs` are those of
-    `analyze_heads`, `numbers` (columns of the summary) and `shape` (equal at all steps). Raises BadHead for a pair that
-    does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot be read.
+    `unbundled` takes them apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is measured; `task`
+    is scored; `blocks` are swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are those of the head
+    table, `numbers` (in-context score, losses and task value, for the summary) and `shape` (sizes of the model). Raises
+    BadHead for a pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot
+    be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     with open_layers(model) as layers:
@@ -152,7 +153,9 @@ def measure_step(
 
 
 def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
-    """Return a dict of sizes that must be equal at all checkpoints of a history."""
+    """Return a dict of sizes (layers, d_model, vocabulary, rotary layers) that must be equal at all checkpoints of a
+    history.
+    """
     shape = {"layers": layers.n_layers, "d_model": layers.d_model}
     if isinstance(layers, AttentionView):
         rotary = [layers.rotary(index) is not None for index in layers.layers]
@@ -170,7 +173,11 @@ def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
 
 
 def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd.DataFrame:
-    """Return the rows of `k_composition` for the pairs; each receiver is computed once."""
+    """Return a table of the K-composition of each (sender, receiver) pair: their layers and heads, score, chance and
+    rank.
+
+    Raises BadHead for a head that does not exist, ValueError for a sender that is not in an earlier layer.
+    """
     with open_layers(model) as source:
         pairs = [(one_head(source, sender), one_head(source, receiver)) for sender, receiver in pairs]
     require_order(pairs)
@@ -183,9 +190,10 @@ def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd
 
 
 def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
-    """Return the loss on the first and on the second copy of the repeated segments of `tasks.induction`.
+    """Return the model's loss on the first and on the second copy of a repeated random segment, in nats per token.
 
-    With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second.
+    `task` is made by `tasks.induction`. With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 ..
+    2L-1 the second.
     """
     with measured(model) as view:
         second = task_sequences(view, task)
@@ -231,7 +239,11 @@ def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float
 
 
 def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, float]:
-    """Return quantiles 2.5 %, 50 % and 97.5 % of simulated medians of a column, by column name; NaN without a null."""
+    """Return a dict with `<column>_null_low`, `_null_median`, `_null_high`: quantiles 2.5 %, 50 % and 97.5 % of
+    simulated medians over heads.
+
+    Each head is drawn from a normal distribution with its null mean and standard deviation. NaN without a null.
+    """
     moments = [f"{column}_null_mean", f"{column}_null_std"]
     null_moments = heads.loc[heads[column].notna(), moments].dropna().to_numpy(dtype=float)
     names = [f"{column}_null_low", f"{column}_null_median", f"{column}_null_high"]
@@ -323,6 +335,9 @@ class HeadHistory:
         return html_rows("Head history", self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
+        """Return (name, text) pairs that summarise the history: model, steps, medians, previous-token head, in-context
+        score.
+        """
         steps, first, last = self.steps, self.summary.iloc[0], self.summary.iloc[-1]
         rows = [
             ("model", str(self.heads.attrs.get("model", "several"))),

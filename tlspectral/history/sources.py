@@ -85,9 +85,11 @@ def suite_checkpoints(
 
 
 def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], Any]]]:
-    """Return (label, function that loads the model) pairs of the `checkpoints` argument of `head_history`.
+    """Return (label, function that loads the model) pairs from the user's `checkpoints`: a name, a folder, a dict or a
+    list.
 
     Paths to training steps are sorted by step. A generator's checkpoints are made one by one. Labels are not checked.
+    Raises TypeError for another type.
     """
     if isinstance(checkpoints, str | os.PathLike):
         return suite_checkpoints(checkpoints)
@@ -110,7 +112,9 @@ def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], A
 
 
 def source_of(load: Callable[[], Any]) -> Source | None:
-    """Return the source that `partial(load_model, name, ...)` reads; None for other functions."""
+    """Return the source (name, revision and files) that `partial(load_model, name, ...)` reads; None for other
+    functions.
+    """
     if not isinstance(load, partial) or load.func is not load_model or not load.args:
         return None
     named = isinstance(load.args[0], str | os.PathLike) and load.keywords.keys() <= {"revision", "checkpoint"}
@@ -118,7 +122,10 @@ def source_of(load: Callable[[], Any]) -> Source | None:
 
 
 def loader_identity(load: Callable[[], Any]) -> str | None:
-    """Return a text that identifies the weights without loading them; None for other functions and packaged models."""
+    """Return a text that identifies the weights that `load` would load, without loading them.
+
+    It has the commit of a hub model or the hash of local files. None for functions of other kinds and packaged models.
+    """
     source = source_of(load)
     if source is None or source.kind == "tiny":
         return None
@@ -155,7 +162,10 @@ def called(label: Label) -> str:
 
 
 def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
-    """Return the label of an entry of the list, and the function that loads its model."""
+    """Return the label and the loader of an entry of `checkpoints`: a name, folder, model, or pair (label, checkpoint).
+
+    The loader is a function without arguments that returns the model. Raises TypeError or ValueError for another entry.
+    """
     if isinstance(item, tuple | list) and len(item) == 2:
         label, checkpoint = item
         label = int(label) if isinstance(label, Integral) and not isinstance(label, bool) else label
@@ -185,6 +195,6 @@ def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
 
 
 def _label(name: str, last_part: str) -> Label:
-    """Return the training step in `last_part` (such as step512), else `name`."""
+    """Return the training step in `last_part`, such as 512 for "step512"; else the whole `name`."""
     match = _STEP_LABEL.fullmatch(last_part)
     return name if match is None else int(match[1])

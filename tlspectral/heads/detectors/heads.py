@@ -55,7 +55,7 @@ Pattern = Callable[[Tensor], Any] | Any
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
-    """Return three columns of a score: mean, `_se` and `_p`."""
+    """Return three columns for the score `name`: its mean (with the text `meaning`), `_se` and `_p`."""
     return columns(f"""
         {name}    | attention probability | {meaning}
         {name}_se | attention probability | Its standard error over distinct sequences; NaN below two that count.
@@ -234,11 +234,13 @@ def measured_detectors(
     null_draws: int = 0,
     seed: int,
 ) -> pd.DataFrame:
-    """Return the table of `detect_heads` without the attrs that say where the model came from.
+    """Return the table of `detect_heads`: a row per head with its mean attention to marked keys, without the model's
+    origin in the attrs.
 
-    `sequences` are repeated segments unless `on_prompts`. `sinks` are the attention sinks of these prompts. `distinct`
-    has one number for equal sequences, which count as one observation; None: all differ. Other arguments are those of
-    `detect_heads`.
+    `sequences` are repeated segments [BOS, r, r], or prompts if `on_prompts`. `sinks` are the attention sinks of these
+    prompts. `max_se` is the standard error at which the run stops; None: all are run. `distinct` has one number for
+    equal sequences, which count as one observation; None: all differ. `pattern` marks more keys (a name, weights, or a
+    function of token ids). `null_draws` is the number of random heads for p; 0: no p.
     """
     tokens = sequences.tokens
     copies = None if distinct is None else torch.tensor(np.bincount(distinct)[distinct]).double()
@@ -308,7 +310,12 @@ def measured_detectors(
 
 
 def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
-    """Return the chance of each detector: mean uniform attention on its key over a copy of `length` tokens."""
+    """Return a dict from detector ("prev", "dup", "ind") to its chance: the mean uniform attention on the detector's
+    key.
+
+    The mean is over the queries of a copy of `length` tokens. A value is one number, or a dict by layer if layers
+    differ.
+    """
     chance: dict[str, ByLayer] = {}
     for name in DETECTORS:
         on_key = [attention[detector_pairs(name, length)] for attention in seen.uniform().numpy()]
@@ -320,9 +327,11 @@ def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
 
 
 def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str]) -> dict[str, float | None]:
-    """Return, for each score, the Spearman correlation over heads between the means of even and of odd sequences.
+    """Return a dict from score to its reliability: the Spearman correlation, over heads, of the means of even and odd
+    sequences.
 
-    It concerns the order of all heads, most of which are near chance. None for fewer than three heads or equal scores.
+    `halves` has these means, `names` the scores. The number concerns the order of all heads, most of which are near
+    chance. None for fewer than three heads or equal scores.
     """
     reliability: dict[str, float | None] = {}
     for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):

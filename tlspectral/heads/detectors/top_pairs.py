@@ -169,12 +169,12 @@ def _largest_of_queries(
     sinks: Sinks | None,
     at_once: int,
 ) -> dict[int, tuple[Float32[Tensor, "prompts heads queries 2"], Int32[Tensor, "prompts heads queries 2"]]]:
-    """Return, by layer, two tensors: the two largest weights of each query (larger first; 0 if missing), and their
-    keys.
+    """Return, by layer, two tensors: the two largest attention weights of each query (larger first; 0 if missing), and
+    their keys.
 
-    With `sinks` these keys are left out; otherwise the first key of each prompt is left out, unless `sink`. A query
-    that an earlier prompt also has gets 0. Raises UnsupportedArchitecture for a layer that exposes no attention
-    pattern.
+    `chosen` has heads by layer. `sink`: True keeps the first key of each prompt, which is otherwise left out. With
+    `sinks`, all attention sinks are left out instead. A query that an earlier prompt also has gets 0. `at_once` prompts
+    run together. Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
     """
     if not chosen:
         return {}
@@ -227,10 +227,10 @@ def _chosen(
     n: int,
     head: tuple[int, int],
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one head: ranked pairs, then drawn pairs.
+    """Yield the rows of one head: the `n` ranked pairs, then the randomly drawn pairs.
 
-    A row is `layer, head, rank, interval, attention, prompt, query, key`. `attention` and `keys` hold the two largest
-    weights of each query; among equal weights the earlier prompt and query come first.
+    A row is a tuple `layer, head, rank, interval, attention, prompt, query, key`. `attention` and `keys` hold the two
+    largest weights of each query; among equal weights the earlier prompt and query come first. `head` is (layer, head).
     """
     weights, places = attention.flatten().numpy(), keys.flatten().numpy()
     n_queries = attention.shape[1]
@@ -256,7 +256,11 @@ def _chosen(
 
 
 def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.DataFrame:
-    """Return the table with a column `kind`: which pattern the token ids of each pair fit."""
+    """Return the table with a column `kind`, such as "previous" or "induction": the first pattern that the token ids of
+    a pair fit.
+
+    `causal` is False for an encoder, which has "next" and no "induction".
+    """
     kinds = KINDS if causal else {**KINDS, "next": "next_token"}
     kind = np.full(len(table), "other", dtype=object)
     for prompt, places in table.groupby("prompt").indices.items():

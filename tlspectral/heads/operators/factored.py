@@ -26,7 +26,11 @@ from tlspectral.selection import from_end, head_pair, whole_number
 
 
 class PhaseFactors(NamedTuple):
-    """Real and imaginary part of M_t, a head's complex query-key matrix at rotary pair t; each has rank 2 at most."""
+    """Real and imaginary part of M_t, a head's complex query-key matrix at rotary pair t.
+
+    Attributes:
+        re, im: matrices [d_model, d_model] of rank 2 at most, as two factors; `.dense()` is the matrix.
+    """
 
     re: ThinProduct
     im: ThinProduct
@@ -116,7 +120,9 @@ class QKOperator:
         return spectra.schur_angles(self._thin_core())[0]
 
     def phase(self, t: int) -> PhaseFactors:
-        """Return the real and imaginary part of M_t for rotary pair `t`, as factors. Pair 0 is the model's first pair.
+        """Return the real and imaginary part of M_t for rotary pair `t`: `.re` and `.im`, each as two factors.
+
+        Pair 0 is the model's first pair.
 
         Raises:
             UnsupportedArchitecture: the layer has no rotary positions.

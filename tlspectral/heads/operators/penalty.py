@@ -106,8 +106,9 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def antisymmetric_squares(
     w_q: Float[Tensor, "heads d_model d_head"], w_k: Float[Tensor, "heads d_model d_head"]
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return ||M_A||^2 and ||M||^2 of each head, both differentiable. Rounding can make the first slightly negative
-    near 0.
+    """Return ||M_A||^2 and ||M||^2 of each head, both differentiable, with M = W_Q W_K^T.
+
+    Rounding can make the first slightly negative near 0.
     """
     squared = ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((-2, -1))  # heads
     core = w_k.mT @ w_q  # heads d_head d_head
@@ -126,8 +127,9 @@ def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, "
 
 
 def _require_a_share(view: AttentionView, whole: Float[Tensor, " heads"], layer: int, heads: list[int] | None) -> None:
-    """Raise BadWeights if the squared norm `whole` of some head is 0 or not finite. `heads` are their numbers; None:
-    all of the layer.
+    """Raise BadWeights if the squared norm of the query-key operator of some head of `layer` is 0 or not finite.
+
+    `whole` has these squared norms, `heads` the numbers of the heads; None: all heads of the layer.
     """
     zero = torch.nonzero(~((whole > 0) & whole.isfinite())).flatten().tolist()
     if not zero:
