@@ -116,13 +116,17 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
 
     Returns:
         DataFrame with a row per head that both have, the most changed first: by the larger of `qk_change` and
-        `ov_change` for models, by `change_rank` for tables. Columns for models only: `qk_change` and `ov_change`, the
-        norm of the change of the query-key operator (W_V W_O) over the norm in model a. Then `layer, head, name,
-        change_rank, behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`:
-        `behaviour_of` (`prev`, `dup` or `ind`) and `spectrum_of` (`dir_frac`, `D_head` or `henrici`) name the column
-        that changed most, `_change` is b less a; missing unless it exceeds noise and 0.02. For each compared column of
-        the head table: `<column>_a, <column>_b, <column>_diff` and, with known noise, `<column>_band` (2 standard
-        deviations) and `<column>_outside` (True beyond it). `attrs["weights"]`: layers whose weights differ.
+        `ov_change` for models, by `change_rank` for tables. Its columns:
+        * `layer, head, name`, and `change_rank` (1 for the most changed by `behaviour_rank` or `spectrum_rank`).
+        * `behaviour_of`: which of `prev`, `dup`, `ind` changed most. `behaviour_change`: b less a (attention). Missing if
+          no change exceeds its noise and 0.02. `spectrum_of` and `spectrum_change`: the same for `dir_frac`, `D_head`,
+          `henrici` (shares). `behaviour_rank` and `spectrum_rank` rank heads by these changes.
+        * `qk_change`, `ov_change`, for models only: the norm of the change of the query-key operator, and of W_V W_O,
+          over the norm in model a.
+        * for each compared column of the head table: `<column>_a`, `<column>_b`, `<column>_diff` and, with known noise,
+          `<column>_band` (2 standard deviations) and `<column>_outside` (True beyond it).
+
+        `attrs["weights"]`: layers whose weights differ.
 
     Raises:
         ValueError: models without a common basis (two trainings from scratch), different architectures or settings, no

@@ -97,9 +97,10 @@ def head_directions(
     Use it to see which tokens a head matches (`"qk"`), or reads and writes (`"ov"`).
 
     >>> import tlspectral as tls
-    >>> words = tls.head_directions(tls.load_model("tiny-rope"), "L1H0", "qk", n_directions=1, n_words=2, draws=99)
-    >>> words[words["qvalue"] < 0.05].groupby(["direction", "side"])["token"].agg(lambda ids: ids.tolist()).tolist()
-    [[20, 7]]
+    >>> model = tls.load_model("tiny-rope")
+    >>> words = tls.head_directions(model, "L1H0", "qk", n_directions=1, n_words=2, draws=99)
+    >>> words.loc[words["qvalue"] < 0.05, ["direction", "side", "token"]].values.tolist()
+    [[1, 'key', 20], [1, 'key', 7]]
 
     Args:
         model: a TransformerBridge or HookedTransformer.

@@ -175,7 +175,7 @@ class LoadedLayers:
 
     @cached_property
     def circuit(self) -> Float64[Tensor, "d_model d_model"] | None:
-        """W_U W_E (unembedding times embedding), from which `copying` is computed. None where no token can be copied."""
+        """W_U W_E (unembedding times embedding), used for `copying`. None where no token can be copied."""
         return unembedding_times_embedding(self.view)
 
     @cached_property

@@ -103,7 +103,8 @@ def analyze_models(
 
     >>> import tempfile, pandas as pd, tlspectral as tls
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     failed = tls.heads.analyze_models(["tiny-rope", "tiny-ape"], folder, null_draws=2, detectors=False)
+    ...     models = ["tiny-rope", "tiny-ape"]
+    ...     failed = tls.heads.analyze_models(models, folder, null_draws=2, detectors=False)
     ...     len(failed), len(pd.read_parquet(f"{folder}/heads"))
     (0, 16)
 

@@ -41,8 +41,9 @@ class OperatorChanges:
     """The differences between the operators of models a and b, from `operator_changes`.
 
     Attributes:
-        table: `layer, head, qk_change, ov_change`, a row for each head that both models have. A change is the norm of
-            the difference of the query-key operator (W_V W_O) over the norm in model a.
+        table: `layer, head, qk_change, ov_change`, a row for each head that both models have. `qk_change` is the norm
+            of the difference of the query-key operators over the norm in model a; `ov_change` is the same ratio for W_V
+            W_O.
         likeness: cosines between a and b: "embedding" (without its mean over tokens; missing where it cannot be
             compared), "qk" and "ov" (means over heads).
         outside: differences that no operator contains, such as "rotary frequencies", and the layers that have them.
@@ -211,10 +212,10 @@ def _bias_square(a: _Factors, b: _Factors) -> Float64[Tensor, "heads"]:
 
 
 def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    # M_t = w_q conj(w_k)^T: an operator of its own for each pair.
-    """Return sum_t ||M_t||^2 + ||M_rest||^2 of each head for a, for b and for a - b, with the bias rows included. M_t
-    is the operator of rotary pair t, M_rest that of the other columns.
+    """Return sum_t ||M_t||^2 + ||M_rest||^2 of each head for a, for b and for a - b, three tensors [heads]. All rows
+    count, bias rows too. M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate.
     """
+    # M_t = w_q conj(w_k)^T: an operator of its own for each pair.
     (left_a, right_a), (left_b, right_b) = a.pairs, b.pairs
     rotated = _product_squares((left_a[..., None], right_a[..., None]), (left_b[..., None], right_b[..., None]))
     of_a, of_b, of_difference = (
@@ -233,10 +234,10 @@ def _product_squares(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tupl
 
 
 def _product_square(left: Tensor, right: Tensor) -> Float64[Tensor, "*batch"]:
-    # From triangles: Gram matrices would lose half of the digits where the terms cancel.
     """Return the squared Frobenius norm of `left @ right^H`, one number for each matrix of the batch."""
     if not left.shape[-1] or not left.numel():
         return left.real.new_zeros(left.shape[:-2])
+    # From triangles: Gram matrices would lose half of the digits where the terms cancel.
     left, right = (torch.linalg.qr(factor, mode="r").R for factor in (left, right))
     return (left @ right.mH).abs().square().sum((-2, -1))
 
@@ -270,7 +271,9 @@ def _apart(a: float, b: float) -> bool:
 
 
 def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
-    """Return whether the gates (W_gate, b_gate) of the attention output of layers a and b differ by more than rounding."""
+    """Return whether the attention outputs of layers a and b have gates (W_gate, b_gate) that differ by more than
+    rounding.
+    """
     for of_a, of_b in ((a.w_gate, b.w_gate), (a.b_gate, b.b_gate)):
         if (of_a is None) != (of_b is None):
             return True

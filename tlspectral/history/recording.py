@@ -160,7 +160,7 @@ class _Step:
 
     @property
     def part(self) -> str:
-        """The name of the checkpoint's file in the resume folder."""
+        """The name of the checkpoint's file in the resume folder, such as "step512"."""
         return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
     def _opened(self) -> AttentionView | Source:
