@@ -68,7 +68,7 @@ def analyze_heads(
         null_blocks: "shared" (the same random directions for all heads), or "fresh" for statements about all heads.
         null_dtype: precision of the null's eigenvalues, "float32" (where its rounding does not matter) or "float64".
         detectors: True also runs the model on random sequences that repeat a segment.
-        n_sequences, max_se: most such sequences; they stop early once all standard errors are below `max_se`.
+        n_sequences, max_se: number of them at most; the run stops once all standard errors are below `max_se`.
         prompts: strings, token ids [batch, pos] or a tokenizer's batch, for check and extras. Default: 24 random ids.
         extras: more columns: "score_asym", "position_share" (learned positions), "content_scale" (latent attention).
         folder: keeps a file per layer; the same call resumes from it.

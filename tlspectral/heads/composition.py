@@ -57,7 +57,7 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
     >>> model = tls.load_model("tiny-rope")
     >>> tls.k_composition(model, "L1H0.k")["name"].iloc[0]  # the head that feeds its keys best
     'L0H3'
-    >>> tls.k_composition(model).nlargest(3, "score")["name"].tolist()  # the senders of three pairs
+    >>> tls.k_composition(model).nlargest(3, "score")["name"].tolist()  # senders of the top three pairs
     ['L0H3', 'L0H3', 'L0H3']
 
     Args:

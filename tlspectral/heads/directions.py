@@ -100,7 +100,7 @@ def head_directions(
     >>> model = tls.load_model("tiny-rope")
     >>> words = tls.head_directions(model, "L1H0", "qk", n_directions=1, n_words=2, draws=99)
     >>> words.loc[words["qvalue"] < 0.05, ["direction", "side", "token"]].values.tolist()
-    [[1, 'key', 20], [1, 'key', 7]]
+    [[1, 'query', 20], [1, 'query', 7]]
 
     Args:
         model: a TransformerBridge or HookedTransformer.

@@ -64,7 +64,9 @@ def _scored(name: str, meaning: str) -> tuple[Column, ...]:
 
 
 def _at_times(name: str, meaning: str) -> tuple[Column, ...]:
-    """Return the columns of `_scored`, marked as columns that only some tables have."""
+    """Return three columns for the score `name`, its mean (with the text `meaning`), `_se` and `_p`, that only some
+    tables have.
+    """
     return tuple(replace(column, always=False) for column in _scored(name, meaning))
 
 

@@ -111,10 +111,10 @@ def top_pairs(
     Returns:
         DataFrame sorted by layer, head and falling attention within an interval. Columns: `layer, head, name, rank,
         interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. `rank` is 1 for the
-        largest and missing for drawn pairs; `interval` is "top" or the name of the third; `attention` a
-        probability; `prompt`, `query`, `key` count from 0; `offset` is key less query, in tokens; `context` is the text around, as
-        "[key] ... <query>". `kind` is the first that fits the token ids: `start` (first token), `previous`, `self`,
-        `induction` (after an earlier token equal to the query's), `duplicate` (an equal token), else `other`.
+        largest and missing for drawn pairs; `interval` is "top" or the name of the third; `attention` a probability.
+        `prompt`, `query` and `key` count from 0; `offset` is key less query, in tokens; `context` is the text around the
+        pair, as "[key] ... <query>". `kind` is the first that fits the token ids: `start` (first token), `previous`,
+        `self`, `induction` (after an earlier token equal to the query's), `duplicate` (an equal token), else `other`.
 
     Raises:
         BadHead: a head does not exist.
@@ -273,7 +273,11 @@ def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.D
 
 
 def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with columns `query_token`, `key_token` and `context`: the text of each pair and around it."""
+    """Return the table with columns `query_token`, `key_token` (texts) and `context`: text around the pair, "[key] ...
+    <query>".
+
+    `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts.
+    """
     ids, lengths = packed.tokens.tolist(), packed.lengths.tolist()
     known: dict[tuple[int | None, int], str] = {}
     between = "" if getattr(view.model, "tokenizer", None) is not None else " "

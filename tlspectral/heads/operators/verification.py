@@ -74,11 +74,12 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
 
 def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerCheck]:
-    """Compare the scores of each layer, rebuilt from its folded weights, with the model's own; return the results by
-    layer.
+    """Compare the scores of each layer, rebuilt from its folded weights, with the model's own.
 
-    `prompts`: strings, token ids, or a tokenizer's batch; None: 24 random ids. Raises ScoreMismatch for scores that
-    differ by more than the tolerance; UnsupportedArchitecture or BadWeights for a layer that cannot be read.
+    Return a dict from layer to `LayerCheck`: `.record` (error and tolerance) and `.outside_m` (share of score variance
+    outside M, per head). `prompts`: strings, token ids, or a tokenizer's batch; None: 24 random ids. Raises
+    ScoreMismatch for scores that differ by more than the tolerance; UnsupportedArchitecture or BadWeights for a layer
+    that cannot be read.
     """
     packed = checked_prompts(view, prompts)
     names = {index: view.hook_names(index) for index in view.layers}
