@@ -198,7 +198,7 @@ _TOKENS, _BIAS = slice(None, -1), slice(-1, None)
 def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
     """Return the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for b and for a - b.
 
-    M_t is the operator of rotary pair t, M_rest the columns that do not rotate. Biases are left out.
+    M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate. Biases are left out.
     """
     return _all_squares(a.rows(_TOKENS, _TOKENS), b.rows(_TOKENS, _TOKENS))
 
@@ -212,8 +212,9 @@ def _bias_square(a: _Factors, b: _Factors) -> Float64[Tensor, "heads"]:
 
 
 def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sum_t ||M_t||^2 + ||M_rest||^2 of each head for a, for b and for a - b, three tensors [heads]. All rows
-    count, bias rows too. M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate.
+    """Return sum_t ||M_t||^2 + ||M_rest||^2 of each head for a, for b and for a - b, three tensors [heads], over all
+    rows that the factors have. M_t is the operator of rotary pair t, M_rest the operator of the columns that do not
+    rotate.
     """
     # M_t = w_q conj(w_k)^T: an operator of its own for each pair.
     (left_a, right_a), (left_b, right_b) = a.pairs, b.pairs

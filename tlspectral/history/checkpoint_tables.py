@@ -52,7 +52,9 @@ _OF_STEP = "Percentile of {} within the model of that step: rank / n, average ti
 
 
 def _medians(name: str) -> tuple[Column, ...]:
-    """Return the columns of a median over heads and of its null."""
+    """Return four columns: the median of the head-table column `name` over heads, and low, median and high of such
+    medians under the null.
+    """
     unit = COLUMNS[name].unit
     return columns(f"""
         {name}_median      | {unit} | Median of {name} over the heads of the model.
@@ -192,8 +194,8 @@ def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd
 def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
     """Return the model's loss on the first and on the second copy of a repeated random segment, in nats per token.
 
-    `task` is made by `tasks.induction`. With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 ..
-    2L-1 the second.
+    `task` is made by `tasks.induction`. Each loss has `.value` (the mean) and `.per_sequence`. With segments of L
+    tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second.
     """
     with measured(model) as view:
         second = task_sequences(view, task)

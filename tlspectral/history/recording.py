@@ -69,8 +69,8 @@ def head_history(
         checkpoints: a hub model of the Pythia suite; a folder with sub-folders `step{N}` or `checkpoint-{N}`; a list
             (or generator) of names, folders, models, or pairs (label, checkpoint); or a dict from label to checkpoint.
             A checkpoint may be a function that loads a model. Labels are rising training steps, or names.
-        pairs: (sender, receiver) pairs of heads, such as ("L0H3", "L1H0"), whose K-composition is followed: how well the
-            sender can feed the receiver's keys.
+        pairs: (sender, receiver) pairs of heads, such as ("L0H3", "L1H0"), whose K-composition is followed: how well
+            the sender can feed the receiver's keys.
         null_draws: random matrices per head, 2 or more; each head has its own. null_dtype: "float32" or "float64".
         detectors: True also runs the model on repeated sequences, for detectors and the in-context score (loss on the
             second copy of a segment less that on the first).

@@ -380,12 +380,13 @@ def _statistics(
     stop: tuple[float, list[int]] | None,
     spread: Spread | None,
 ) -> _Statistics:
-    """Run the sequences and return the scores of all heads. Attention is reduced in hooks and never stored.
+    """Run the sequences and return the scores of all heads: means, standard errors, and numbers of sequences.
 
-    `scorer(rows)` returns a function from attention to scores, and which sequences count. `advance` is called with the
-    number of sequences done. `copies`: number of sequences equal to each (itself included), which count as one
-    observation; None: all differ. `in_odd` marks the odd half, for reliability. `stop`: the standard error at which to
-    stop, and the indices of the scores that must reach it; None: run all. `spread` reads the same attention.
+    Attention is reduced in hooks and never stored. `scorer(rows)` returns a function from attention to scores, and a
+    mask of the sequences that count. `advance` is called with the number of sequences done. `copies`: number of
+    sequences equal to each (itself included), which count as one observation; None: all differ. `in_odd` marks the odd
+    half, for reliability. `stop`: the standard error at which to stop, and the indices of the scores that must reach
+    it; None: run all. `spread` reads the same attention.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads]
     reduce_batch: Reduce

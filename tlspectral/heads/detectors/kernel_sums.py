@@ -116,7 +116,7 @@ class LayerKernels:
     def _add_mean(
         self, side: Literal["query", "key"], counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
     ) -> None:
-        """Hook: add the queries or keys `x`, at the tokens that `counted` marks, to the sums for the mean query or key."""
+        """Hook: add the queries or keys `x` at tokens that `counted` marks to the sums for the mean query or key."""
         total = summed(self.settings.normed(side, x[counted.to(x.device)]), 0).cpu()
         self.means[side] = total + self.means.get(side, 0)
 

@@ -133,9 +133,10 @@ def _ratios(parts: list[Float64[Tensor, "2 measures batch heads"]]) -> list[floa
 
 
 def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]) -> Parts:
-    """Return numerator and denominator of each measure in `MEASURES`, such as the entropy, for each prompt and head.
+    """Return numerator and denominator of the six `MEASURES` for each prompt and head.
 
-    The means are over the queries that `counted` marks. `pattern` is the attention of a layer.
+    These are entropy, distance and start share of the attention, entropy and distance without the first token, and the
+    share of rows that count for these. `pattern` is the attention of a layer; `counted` marks the queries that count.
     """
     weights = pattern.detach().float()
     position = torch.arange(pattern.shape[-1], device=pattern.device)
@@ -158,9 +159,10 @@ def _parts_without(
     counted: Bool[Tensor, "batch query"],
     left_out: Bool[Tensor, "batch key"],
 ) -> Parts:
-    """Return numerator and denominator of each measure in `WITHOUT_SINKS` for each prompt and head.
+    """Return numerator and denominator of the four measures `WITHOUT_SINKS` for each prompt and head.
 
-    `left_out` marks the sinks, which are left out of the attention `pattern`; `counted` marks the queries that count.
+    These are the attention to the sinks, entropy and distance without them, and the share of rows that count for these.
+    `left_out` marks the sinks, `counted` the queries that count; `pattern` is the attention of a layer.
     """
     weights = pattern.detach().float()
     position = torch.arange(pattern.shape[-1], device=pattern.device)
@@ -178,11 +180,11 @@ def _parts_without(
 def _rows_without(
     left: Float[Tensor, "batch heads query"], remaining: Float[Tensor, "batch heads query key"], behind: Tensor
 ) -> tuple[Float64[Tensor, "batch heads query"], ...]:
-    """Return six tensors with an entry for each row of attention, when some keys are left out.
+    """Return six tensors with an entry for each row of attention (a query), when some keys are left out.
 
     `left` is the attention to the left-out keys, `remaining` to the remaining keys, `behind` their distance [query,
     key]. The tensors: `left`; the sum over the remaining keys; their attention times distance; their sum of -a log a;
-    whether they get at least `KEPT` (0 or 1); if so, the entropy of the remaining attention scaled to 1, else 0.
+    whether they get at least .05 (0 or 1); if so, the entropy of the remaining attention scaled to 1, else 0.
     """
     by_row = [left, remaining.sum(-1), (remaining * behind).sum(-1), -torch.xlogy(remaining, remaining).sum(-1)]
     left, rest, far, spread = torch.stack(by_row).cpu().double()
