@@ -113,8 +113,9 @@ def top_pairs(
         interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. `rank` is 1 for the
         largest and missing for drawn pairs; `interval` is "top" or the name of the third; `attention` a probability.
         `prompt`, `query` and `key` count from 0; `offset` is key less query, in tokens; `context` is the text around
-        the pair, as "[key] ... <query>". `kind` is the first that fits the token ids: `start` (first token), `previous`,
-        `self`, `induction` (after an earlier token equal to the query's), `duplicate` (an equal token), else `other`.
+        the pair, as "[key] ... <query>". `kind` is the first that fits the token ids: `start` (first token),
+        `previous`, `self`, `induction` (after an earlier token equal to the query's), `duplicate` (an equal token),
+        else `other`.
 
     Raises:
         BadHead: a head does not exist.
