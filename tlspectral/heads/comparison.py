@@ -264,9 +264,9 @@ def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
 
 
 def _checked(heads: pd.DataFrame, side: str) -> pd.DataFrame:
-    """Return a head table sorted by layer and head. Raise ValueError unless it has all columns and attrs.
+    """Return the head table `heads` sorted by layer and head. `side` ("a" or "b") names the table in messages.
 
-    `side` ("a" or "b") names the table in messages.
+    Raises ValueError unless it has the columns and attrs that `compare_heads` needs, and each head once.
     """
     require(heads, (*_HEAD, *_ARCHITECTURE, *COMPARED_COLUMNS), "analyze_heads", name=f"table {side}")
     if heads.duplicated(_HEAD).any():
@@ -363,9 +363,11 @@ def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
-    """Return the settings that head tables a and b share: seed, null and detectors, from their attrs.
+    """Return the settings with which head tables a and b were both made: a dict `seed`, `null_draws`, `null_blocks`,
+    `detectors`.
 
-    Raises ValueError if they differ.
+    `detectors` has the settings of the detectors, None if a table has no detectors. Raises ValueError for settings that
+    differ.
     """
     settings = {key: _same_value(key, a.attrs[key], b.attrs[key]) for key in _SETTINGS}
     _same_value("extra content_scale, which changes M,", *("content_scale" in table for table in (a, b)))
@@ -388,6 +390,7 @@ def _same_value(key: str, of_a: Any, of_b: Any) -> Any:
     """
     if of_a != of_b:
         raise ValueError(
-            f"the tables were made with different settings: {key} is {of_a} in a and {of_b} in b; make both alike"
+            f"the tables were made with different settings: {key} is {of_a} in a and {of_b} in b; make both alike, with "
+            "equal arguments of analyze_heads"
         )
     return of_a

@@ -173,8 +173,8 @@ class _Readings(NamedTuple):
     An orthogonal matrix on the right is left out, because it does not change a norm.
 
     Attributes:
-        factors: the factors of all groups of heads, side by side.
-        triangles: for each factor, the triangles of the heads that share it.
+        factors: the factors of all groups of heads that share keys, side by side.
+        triangles: for each factor, the triangular matrices R of the heads that use it.
     """
 
     factors: Float64[Tensor, "d_model columns"]

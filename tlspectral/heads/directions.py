@@ -243,7 +243,8 @@ def _key_contrast(
             if not bool(seen[key]) or not bool(rest.any()):
                 problem = "does not see its key" if not bool(seen[key]) else "sees no other key to compare with"
                 raise ValueError(
-                    f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {problem}"
+                    f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {problem}; give "
+                    "Task(..., attention=(query, key)) with a later query"
                 )
             total += torch.outer(q[row, query], k[row, key] - k[row, rest].mean(0))
     return total / len(prompts.tokens), len(prompts.tokens)
@@ -330,9 +331,11 @@ def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections],
 
 
 def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: np.ndarray | None = None) -> Loadings:
-    """Return the `n_words` largest loadings (cosines with tokens) on each direction of one side.
+    """Return the `n_words` largest loadings (cosines with the vectors of tokens) on each direction of one side, as
+    `Loadings`.
 
-    The vocabulary is read in chunks. `random` are the loadings of random directions, if they are known already.
+    The vocabulary is read in chunks. `random` [words, draws] are the loadings of the random directions, if they are
+    known already; None computes them.
     """
     n = side.directions.shape[1]
     columns = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)

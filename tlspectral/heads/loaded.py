@@ -180,10 +180,12 @@ class LoadedLayers:
 
     @cached_property
     def streams(self) -> ReadStreams | None:
-        """Inputs of all layers on the prompts, for the extras that need a run. None without such extras."""
+        """Inputs of all layers on the prompts, as `ReadStreams`, for the extras that need a run. None without such
+        extras.
+        """
         return read_streams(self.view, self.prompts) if {*self.extras} & {*OF_ACTIVATIONS} else None
 
     @cached_property
     def directions(self) -> Float64[Tensor, "d_model directions"] | None:
-        """Singular directions of the learned position embedding. None unless `extras` has "position_share"."""
+        """Singular directions of the learned position embedding, as columns. None unless `extras` has "position_share"."""
         return position_directions(self.view) if "position_share" in self.extras else None

@@ -163,7 +163,9 @@ def analyze_models(
     failures: dict[str, JobFailure] = {}
 
     def failed(name: str, failure: JobFailure) -> None:
-        """Store the error of a model in `failures`; `name` is the name of its job."""
+        """Write the error of a model to `folder/failures` and keep it in `failures`; `name` is the name of its job,
+        "heads/<part>".
+        """
         part = name.removeprefix("heads/")
         failures[part] = failure
         table = _failure_table([entries[part]], failures)
@@ -173,7 +175,9 @@ def analyze_models(
                 done(name)
 
     def done(name: str) -> None:
-        """Remove the stored errors and the unfinished layers of a model."""
+        """Remove the stored errors and the unfinished layers of a model that is finished; `name` is the name of its
+        job.
+        """
         part = name.removeprefix("heads/")
         failures.pop(part, None)
         for failure in (part, entries[part].missing_part):
@@ -191,7 +195,7 @@ def analyze_models(
 
 
 def is_model_list(name: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a text file that lists models (not a weight file, not a name)."""
+    """Return True if a path is a text file that lists models: an existing file without the suffix of a weight file."""
     path = Path(name).expanduser()
     return path.suffix.lower() not in _NO_LISTS and path.is_file()
 

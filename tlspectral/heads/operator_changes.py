@@ -64,7 +64,10 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
     names = f"{a.source['model']} (a) and {b.source['model']} (b)"
     layers = sorted({*a.layers} & {*b.layers})
     if not layers:
-        raise ValueError(f"{names} have no layer with attention in common: layers {a.layers} and {b.layers}")
+        raise ValueError(
+            f"{names} have no layer with attention in common: layers {a.layers} and {b.layers}; give a model and a "
+            "changed copy of it"
+        )
     for source in (a, b):
         if not isinstance(source, AttentionView):
             source.prepare(layers, "query-key")
@@ -129,7 +132,9 @@ def _groups(a: RawAttention, b: RawAttention) -> Iterator[tuple[RawAttention, Ra
 
 
 def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) -> None:
-    """Raise ValueError if layer `index` has other sizes in a than in b. `names` names the models in the message."""
+    """Raise ValueError if layer `index` has other numbers of heads, dimensions or rotary pairs in a than in b. `names`
+    names both models in the message.
+    """
     sizes_of_models = []
     for raw in (a, b):
         group = fold_attention(next(group for _, group in key_value_groups(raw)), index)
@@ -247,7 +252,11 @@ def _product_square(left: Tensor, right: Tensor) -> Float64[Tensor, "*batch"]:
 
 
 def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
-    """Return names of settings that change scores, are not in the operators, and differ between layers a and b."""
+    """Return the names of settings that differ between layers a and b, such as "rotary frequencies" or "softcap of
+    scores".
+
+    Only settings that change scores and are not in the operators are compared.
+    """
     differing = []
     if a.rotary is not None and b.rotary is not None:
         theta_a, theta_b = a.rotary.theta, b.rotary.theta
@@ -267,7 +276,7 @@ def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
 
 
 def _apart(a: float, b: float) -> bool:
-    """Return whether two numbers differ by more than rounding."""
+    """Return whether two numbers differ by more than 1e-6 of the larger one."""
     return abs(a - b) > _ROUNDING * max(abs(a), abs(b))
 
 

@@ -166,7 +166,10 @@ def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
 
 
 def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
-    """Raise ValueError if a sender is not in an earlier layer than its receiver. Both layers count from 0."""
+    """Raise ValueError if the sender of a pair is not in an earlier layer than its receiver.
+
+    `pairs` are ((layer, head) of the sender, (layer, head) of the receiver); layers count from 0.
+    """
     for pair in pairs:
         if pair[0][0] >= pair[1][0]:
             raise ValueError(
@@ -289,7 +292,9 @@ class HeadHistory:
     frequencies: pd.DataFrame | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        """Raise TypeError, because a history has several tables; the message names those with this column."""
+        """Raise TypeError, because a history has several tables; the message names those that have the column `key`, as
+        `history.heads['prev']`.
+        """
         tables = {name: table for name, table in vars(self).items() if isinstance(table, pd.DataFrame)}
         matching = [f"history.{name}[{key!r}]" for name, table in tables.items() if key in [*table.columns]]
         shown = " or ".join(matching) or ", ".join(f"history.{name}" for name in tables)

@@ -135,7 +135,9 @@ def loader_identity(load: Callable[[], Any]) -> str | None:
 
 
 def check_labels(labels: Sequence[Any]) -> None:
-    """Raise ValueError unless all labels are rising training steps, or all are different names."""
+    """Raise ValueError unless all labels of checkpoints are rising training steps (whole numbers), or all are different
+    names.
+    """
     named = [isinstance(label, str) and _NUMBER_ALONE.fullmatch(label) is None for label in labels]
     for label, is_name in zip(labels, named, strict=True):
         if not is_name and (isinstance(label, bool) or not isinstance(label, Integral) or int(label) < 0):
@@ -157,7 +159,7 @@ def check_labels(labels: Sequence[Any]) -> None:
 
 
 def called(label: Label) -> str:
-    """Return the name of a checkpoint in messages: `step 5`, or its name in quotes."""
+    """Return the name of a checkpoint for messages: "step 5", or the label itself in quotes."""
     return repr(label) if isinstance(label, str) else f"step {label}"
 
 

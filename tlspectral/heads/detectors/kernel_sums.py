@@ -34,7 +34,7 @@ Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
 
 
 class Preference(NamedTuple):
-    """The score that the mean query and key of some heads predict, by distance.
+    """The score (a logit) that the mean query and the mean key of some heads predict, by distance.
 
     Attributes:
         by_pair: contribution of each rotary pair at each distance.

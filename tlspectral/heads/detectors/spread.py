@@ -59,7 +59,9 @@ class Spread:
         self._of_batch[layer] = parts
 
     def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
-        """Return the queries of prompts in which some key of the layer could be judged as a sink."""
+        """Return a mask of the queries, only in prompts in which enough queries see some key of the layer to judge it
+        as a sink.
+        """
         assert self.sinks is not None
         return self.queries & self.sinks.prompts(layer)[:, None]
 

@@ -68,7 +68,11 @@ def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
 
 
 def _matrix(weights: Any, index: int | None = None) -> Tensor:
-    """Return a user's weights as a float64 tensor, or raise TypeError. `index` is the prompt, for the message."""
+    """Return a user's weights (tensor, array or nested list) as a float64 tensor.
+
+    `index` is the number of the prompt, for the message. Raises TypeError for anything else and for values that are not
+    finite.
+    """
     try:
         values = torch.as_tensor(weights)
     except (TypeError, ValueError, RuntimeError):
@@ -106,10 +110,10 @@ class Marks:
         self._attention = seen.uniform()
 
     def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
-        """Return a function and a mask for the sequences in `rows`.
+        """Return a function and a mask for the sequences in `rows`, by which their attention is scored on all patterns.
 
         The function maps attention [batch, heads, query, key] to scores [patterns, batch, heads]. The mask [patterns,
-        batch] is True where a sequence has a query that counts.
+        batch] is True where a sequence has a query with a marked key.
         """
         weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
         self.uniform.append(torch.stack([_score(marked, self._attention) for marked in weights], dim=1))
@@ -138,7 +142,7 @@ class Marks:
 
 
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
-    """Return how many queries of each prompt have a key with a weight."""
+    """Return how many queries of each prompt have at least one key with a weight other than 0."""
     return (weights != 0).any(-1).sum(-1).double()
 
 

@@ -38,8 +38,9 @@ class PhaseFactors(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpectrum:
-    """The spectra of one head's M = W_Q W_K^T. k = min(d_head, d_model), r = min(2 d_head, d_model); the unit is that
-    of M.
+    """The spectra of one head's M = W_Q W_K^T, from `QKOperator.spectrum()`. The unit is the unit of M.
+
+    k = min(d_head, d_model), r = min(2 d_head, d_model).
 
     Attributes:
         singular_values: of M, descending.
@@ -58,11 +59,13 @@ class HeadSpectrum:
 
 @dataclass(frozen=True)
 class QKOperator:
-    """The query-key operator M = W_Q W_K^T of one head, as factors: `w_q @ w_k.T`.
+    """The query-key operator M = W_Q W_K^T of one head, as factors: `tls.qk_operators(model)["L0H3"]`; M is `w_q @
+    w_k.T`.
 
     Gains of the input norm and of a query/key norm are folded in; under LayerNorm both factors are centred. With n the
-    normalised input, the score of query token i and key token j is n_i M n_j^T times the model's scale, plus terms
-    outside M: biases, ALiBi, and the rotation between two positions. Only `dense` builds the d_model x d_model matrix.
+    normalised input, the score of query token i and key token j is n_i M n_j^T times the model's scale (usually 1 /
+    sqrt(d_head)), plus terms outside M: biases, ALiBi, and the rotation between two positions. Only `dense` builds the
+    d_model x d_model matrix.
 
     Attributes:
         layer, head: the head.
@@ -87,16 +90,20 @@ class QKOperator:
         return self._thin_core().core[0]
 
     def dense(self) -> Float64[Tensor, "d_model d_model"]:
-        """Return M as a full matrix; for small models. All other methods work on the factors."""
+        """Return M as a full matrix [d_model, d_model] in float64; for small models. All other methods work on the
+        factors.
+        """
         return self.w_q @ self.w_k.T
 
     def symmetric(self) -> ThinProduct:
-        """Return M_S = (M + M^T) / 2 as two factors: the part that scores two tokens alike in either order."""
+        """Return M_S = (M + M^T) / 2 as two factors (`.dense()` is the matrix): the part that scores two tokens alike
+        in either order.
+        """
         return spectra.symmetric_part(self.w_q, self.w_k)
 
     def antisymmetric(self) -> ThinProduct:
-        """Return M_A = (M - M^T) / 2 as two factors: the part that changes its sign when query and key are
-        exchanged.
+        """Return M_A = (M - M^T) / 2 as two factors (`.dense()` is the matrix): the part that changes its sign when
+        query and key are exchanged.
         """
         return spectra.antisymmetric_part(self.w_q, self.w_k)
 
@@ -231,7 +238,8 @@ def qk_operators(model: Any) -> QKOperators:
         * `schur_angles()`: rotation angles of M's real Schur blocks, in radians.
         * `phase(t)`: real and imaginary part (`.re`, `.im`) of M_t at rotary pair t, as factors.
 
-        n_i M n_j^T is the score of two normalised inputs times the attention scale, without biases and rotation.
+        The score of normalised inputs n_i, n_j is n_i M n_j^T times the model's scale (usually 1 / sqrt(d_head)), plus
+        biases and rotation.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.

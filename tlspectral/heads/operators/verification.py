@@ -25,7 +25,7 @@ _NOT_BILINEAR = "this model's attention is not the bilinear form that was read f
 
 
 class LayerCheck(NamedTuple):
-    """The result of checking one layer.
+    """The result of comparing the rebuilt scores of one layer with the model's own.
 
     Attributes:
         record: dict stored with tables: `worst_error` (largest |ours - model's| over unmasked entries), `tolerance`,
