@@ -390,7 +390,7 @@ def _same_value(key: str, of_a: Any, of_b: Any) -> Any:
     """
     if of_a != of_b:
         raise ValueError(
-            f"the tables were made with different settings: {key} is {of_a} in a and {of_b} in b; make both alike, with "
-            "equal arguments of analyze_heads"
+            f"the tables were made with different settings: {key} is {of_a} in a and {of_b} in b; make both by "
+            "analyze_heads with equal arguments"
         )
     return of_a

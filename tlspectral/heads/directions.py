@@ -241,10 +241,12 @@ def _key_contrast(
             rest = seen.clone()
             rest[key] = False
             if not bool(seen[key]) or not bool(rest.any()):
-                problem = "does not see its key" if not bool(seen[key]) else "sees no other key to compare with"
+                if not bool(seen[key]):
+                    problem = f"does not see its key at {key}: give attention=(query, key) with a key that it sees"
+                else:
+                    problem = "sees no other key to compare with: give attention=(query, key) with a later query"
                 raise ValueError(
-                    f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {problem}; give "
-                    "Task(..., attention=(query, key)) with a later query"
+                    f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {problem}"
                 )
             total += torch.outer(q[row, query], k[row, key] - k[row, rest].mean(0))
     return total / len(prompts.tokens), len(prompts.tokens)

@@ -187,5 +187,5 @@ class LoadedLayers:
 
     @cached_property
     def directions(self) -> Float64[Tensor, "d_model directions"] | None:
-        """Singular directions of the learned position embedding, as columns. None unless `extras` has "position_share"."""
+        """Singular directions of the learned positions, as columns. None unless `extras` has "position_share"."""
         return position_directions(self.view) if "position_share" in self.extras else None
