@@ -232,6 +232,7 @@ def qk_operators(model: Any) -> QKOperators:
     Returns:
         A sequence of `QKOperator` in the order of the heads, indexed by "L0H3", (layer, head) or a number. Each has the
         factors `w_q` and `w_k` [d_model, d_head] in float64, and these methods:
+
         * `dense()`: M [d_model, d_model].
         * `symmetric()`, `antisymmetric()`: M_S and M_A as factors; `.dense()` of the result is the matrix.
         * `spectrum()`: `.singular_values`, `.eigenvalues`, `.eigenvector_condition`, `.symmetric_eigenvalues` (of M_S).

@@ -47,9 +47,11 @@ def qk_penalty(
     Args:
         model: a TransformerBridge or HookedTransformer, with norms folded or not.
         part: the part whose share is returned, between 0 and 1:
+
             * `"antisymmetric"` (`"M_A"`): ||M_A||^2 / ||M||^2, the square of `dir_frac`.
             * `"symmetric"` (`"M_S"`): ||M_S||^2 / ||M||^2, 1 less the share of M_A.
             * `"rope_phase"` (`"Im(M_t)"`): sum_t ||Im M_t||^2 / sum_t ||M_t||^2 over the rotary pairs of a head.
+
         heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
             Default: all (for `"rope_phase"`: all with rotary positions). Heads that share keys share W_K: a step on W_K
             changes all of them.
