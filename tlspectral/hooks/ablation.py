@@ -54,8 +54,8 @@ def ablate(
     ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
     1.7
 
-    The model is restored after the block. Inside it, all runs see the ablation: calls, `generate`, gradients, your
-    hooks.
+    After the block the model is as before, also after an exception. Everything inside the block sees the ablation:
+    calls, `generate` (it runs without key/value cache there), gradients and your own hooks.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -76,8 +76,7 @@ def ablate(
             reads before a head writes.
         UnsupportedArchitecture: the part needs rotary positions and the layer has none; or, with `into`, the residual
             stream is not the sum of what heads and MLPs write.
-        EditNotHonored: the model ignores the edit or is given a key/value cache; or other hooks or open `ablate` blocks
-            edit what the ablation needs, and the two edits do not add up.
+        EditNotHonored: the model ignores the edit, a key/value cache is in use, or other hooks or blocks conflict.
 
     Not established: that training needed the part. Parts differ in size: compare with
     `ablation_sweep(control="random")`. With `into`, other paths stay, so an edge without effect does not show that the

@@ -111,8 +111,7 @@ def edge_effects(
 ) -> pd.DataFrame:
     """Cut each edge from a sender to a receiver, one at a time, and measure how attention or a task changes.
 
-    Use it to find which earlier heads and MLPs feed a head. A cut subtracts the sender's write from the receiver's
-    input.
+    Use it to find which earlier heads and MLPs feed a head. A cut subtracts a write from the receiver's input alone.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -127,10 +126,10 @@ def edge_effects(
         senders: heads ("L5H1", "L5"), "embedding", "L3MLP", "L2MIX" (mixer: a state-space block), a list; or "heads",
             "mlps", "mixers" for all. Default: all earlier heads; for pairs also MLPs and the embedding.
         task: prompts and metric. Default: 16 repeated random sequences and the induction loss.
-        measure: "prev", "dup", "ind": a head's attention to the previous, the same, the token after the same;
-            "attention": at `Task.attention`; "task": the metric. Default: "ind" for one "q" or "k" receiver on repeats,
-            else "task".
-        replace: the write's "mean", "zero", "resample" (another sequence) or "counterfactual" (default for pairs).
+        measure: a head's attention to the previous token ("prev"), the same ("dup"), the token after the same ("ind"),
+            or at `Task.attention` ("attention"); or the metric ("task"). Default: "ind" for one receiver of queries or
+            keys on repeated sequences, else "task".
+        replace: "mean" of the write (default), "zero", "resample" (other sequence), "counterfactual" (default for pairs).
         control: "random" also subtracts 20 random writes of equal size; a number sets how many.
         at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
         screen: "gradient" estimates all edges of pairs and measures the 50 largest and some others; a number: as many.

@@ -181,8 +181,7 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
 
 
 def proved_in_state(view: AttentionView, what: Hashable, prove: Callable[[], None]) -> None:
-    """Call `prove` unless a proof of this name, `what`, has passed in the model's present state (its weights and
-    hooks).
+    """Call `prove` unless a proof named `what` has passed in the model's present state (weights and hooks).
 
     `prove` raises if the proof fails; a failure is not remembered. It is called each time if hooks or other code of the
     user act in the model.
