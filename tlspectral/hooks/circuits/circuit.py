@@ -224,11 +224,11 @@ def faithfulness(
 
 
 def _gap(pairs: Pairs, intact: Float64[np.ndarray, "pairs"], none: Float64[np.ndarray, "pairs"]) -> tuple[float, float]:
-    """Return the mean of value(clean) - value(counterfactual) over pairs, and its standard error, in units of the
-    metric.
+    """Return the mean of value(clean) - value(counterfactual) over pairs, and its standard error.
 
-    `intact` and `none` are the values of each pair on its clean and on its counterfactual prompt. Raises ValueError if
-    the 95 % interval of this gap contains 0, because a share of the gap could then be any number.
+    `intact` and `none` are the values of each pair on its clean and on its counterfactual prompt, in units of the
+    metric. Raises ValueError if the 95 % interval of this gap contains 0, because a share of the gap could then be any
+    number.
     """
     distinct = pairs.sequences.distinct
     gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
@@ -252,9 +252,7 @@ def _gap(pairs: Pairs, intact: Float64[np.ndarray, "pairs"], none: Float64[np.nd
 
 
 _Choice = tuple[Int[np.ndarray, "edges"], Bool[np.ndarray, "pairs"]]
-"""All edges, largest first, as indices into the flattened mask [receivers, senders]; and a mask of the pairs on which
-circuits of these edges are evaluated.
-"""
+"""All edges, largest first, as indices into the flattened mask; and a mask of the pairs on which they are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -496,10 +494,10 @@ def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
 
 
 def _areas(table: pd.DataFrame) -> dict[str, float]:
-    """Return a dict of areas of the curve of faithfulness over the share of edges: `cpr` below it, `cmd` between it and
-    1.
+    """Return a dict of areas of the curve of faithfulness over the share of edges.
 
-    `cpr_log` and `cmd_log` are over the logarithm of the share. `table` has one row for each size.
+    `cpr` is the area below the curve, `cmd` the area between the curve and 1; `cpr_log` and `cmd_log` are over the
+    logarithm of the share. `table` has one row for each size.
     """
     table = table.sort_values("share_expanded")
     share, carried = table["share_expanded"].to_numpy(), table["faithfulness"].to_numpy()

@@ -150,8 +150,9 @@ class HeldWrites:
         return receivers[: fitting[-1] if fitting else ends[0]]
 
     def _groups(self, senders: slice) -> list[slice]:
-        """Divide a slice of senders into slices of whole consecutive layers with up to 64 senders each; return the
-        slices.
+        """Divide a slice of senders into slices of whole consecutive layers with up to 64 senders each.
+
+        Return the list of slices. A layer with more than 64 senders is one slice.
         """
         inner = [end for end in self.graph.n_before_layer[1:] if senders.start < end < senders.stop]
         groups, start = [], senders.start

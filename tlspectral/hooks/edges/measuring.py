@@ -258,10 +258,10 @@ def _attention_deltas(
 
 
 def _composition(edges: list[Edge], layer: int, what: Any, prepared: Prepared) -> list[float]:
-    """Return for each edge the composition score (from weights) of its sender with the receiver's heads, mean over
-    heads.
+    """Return for each edge the composition score of its sender with the receiver's heads, mean over heads.
 
-    NaN for senders that are not heads. `layer` and `what` are layer and input ("q", "k" or "v") of the receivers.
+    The score is computed from weights. NaN for senders that are not heads. `layer` and `what` are layer and input ("q",
+    "k" or "v") of the receivers.
     """
     heads_of_edges = [list(edge.end.asked) if prepared.intact is not None else [edge.head] for edge in edges]
     all_heads = sorted({head for heads in heads_of_edges for head in heads})

@@ -75,10 +75,10 @@ def _receivers_in(view: AttentionView, receivers: Receivers) -> list[Receiver]:
 
 
 def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]:
-    """Return a receiver as the model has it (keys of a group for keys of a head), and the query heads that `named`
-    means.
+    """Return a receiver as the model has it, and the query heads that the user named with it.
 
-    Raises BadHead if it does not exist.
+    `named` is the receiver as the user wrote it; keys of a head that shares them become keys of its group. Raises
+    BadHead if it does not exist.
     """
     layer, head, what, shared = named
     if what == "logits":
