@@ -129,11 +129,11 @@ def edge_effects(
         measure: a head's attention to the previous token ("prev"), the same ("dup"), the token after the same ("ind"),
             or at `Task.attention` ("attention"); or the metric ("task"). Default: "ind" for one receiver of queries or
             keys on repeated sequences, else "task".
-        replace: "mean" of the write (default), "zero", "resample" (other sequence), "counterfactual" (default for pairs).
+        replace: the write's "mean" (default), "zero", "resample" (another sequence), "counterfactual" (pairs' default).
         control: "random" also subtracts 20 random writes of equal size; a number sets how many.
         at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
         screen: "gradient" estimates all edges of pairs and measures the 50 largest and some others; a number: as many.
-        method: of the estimate: "EAP-IG" (default), "EAP" or "EAP-QK".
+        method: "EAP" (edge attribution patching), "EAP-IG" (default: integrated gradients) or "EAP-QK" (new softmax).
         folder: keeps finished jobs; the same call resumes from it. seed: of sequences and controls.
 
     Returns:

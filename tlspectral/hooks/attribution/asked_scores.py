@@ -45,9 +45,7 @@ class AskedScores:
 
     @property
     def distinct(self) -> Int[np.ndarray, "scores"]:
-        """An integer for each score. Scores with equal positions and equal tokens up to the query have the same
-        integer.
-        """
+        """An integer per score, equal for scores with equal positions and equal tokens up to the query."""
         known: dict[str, int] = {}
         keys = [f"{score.tokens[:, : score.query + 1].tolist()} {score.query} {score.key}" for score in self.scores]
         return np.array([known.setdefault(key, len(known)) for key in keys])
@@ -110,8 +108,9 @@ def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[Aske
 
 
 def _positions(query: Any, key: Any, length: int) -> tuple[int, int]:
-    """Return (query, key), counted from 0, in a prompt of `length` tokens. Raises ValueError if the key is after the
-    query.
+    """Return (query, key), counted from 0, in a prompt of `length` tokens.
+
+    Raises ValueError if the key is after the query or a position is outside the prompt.
     """
     at_query, at_key = (position_in(length, at, name) for at, name in ((query, "query"), (key, "key")))
     if at_key > at_query:

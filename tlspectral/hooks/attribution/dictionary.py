@@ -140,15 +140,17 @@ class Dictionary:
         return replace(self, encode=self.origin.encoder(view, layers[0], self.encode))
 
     def described(self) -> dict[str, Any]:
-        """Return a dict of attrs for tables: `dictionary`, its form as text, and `dictionary_origin`, its model by its
-        file.
+        """Return a dict of attrs for tables: `dictionary` (its form as text) and `dictionary_origin`.
+
+        The latter has the model that its file names; it is missing for a dictionary without file.
         """
         origin = {} if self.origin is None else {"dictionary_origin": self.origin.recorded}
         return {"dictionary": repr(self), **origin}
 
     def _require_own(self, view: AttentionView, layer: int) -> None:
-        """Raise ValueError unless the dictionary has the model's d_model, and its hook point is the input of this
-        layer.
+        """Raise ValueError unless the dictionary fits a layer of the model.
+
+        It needs the model's d_model, and a hook point that is the input of this layer.
         """
         if self.decoder.shape[1] != view.d_model:
             raise ValueError(

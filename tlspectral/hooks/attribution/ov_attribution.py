@@ -36,9 +36,7 @@ Term = Literal["token", "source", "head"]
 
 BIAS = "bias"
 AT_ONCE = 128 * 2**20
-"""Most bytes of the sources' writes at a group of keys that are computed together; several copies are in memory at
-once.
-"""
+"""Most bytes of the sources' writes at the keys that are computed together; memory holds several copies."""
 
 OV_ATTRIBUTION = Schema(
     "ov_attribution",
@@ -94,8 +92,7 @@ def ov_attribution(
         by: "token" (default): a row per head and key. "head": a row per head. "source": a row per head, key and source
             of the key's stream (embedding, learned positions, each earlier head and MLP, biases).
         dictionary: with by="source", a `tls.Dictionary` for the stream that enters the heads' layer; its active
-            features, `dictionary bias` and `error` are then the sources. Read `attrs["error_share"]`, the share of the
-            error, first.
+            features, `dictionary bias` and `error` are then the sources. First read the error's share, "error_share".
 
     Returns:
         DataFrame, largest |contribution| (or norm) first. Columns: `layer, head, name, source?, position?, token?,

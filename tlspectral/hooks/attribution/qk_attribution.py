@@ -80,12 +80,11 @@ def qk_attribution(
         prompt: text or token ids [pos]. For the mean of several scores: a list of `(prompt, query, key)`, or a `Task`
             with `attention=` or named positions.
         head: "L5H1", (5, 1) or a table row: one head.
-        query, key: positions of the two tokens, negative from the end; for a task also names of its positions. Default:
-            None, for a list and for a task's `attention`.
+        query, key: positions of the two tokens, negative from the end; None for a list and for `Task.attention`.
         by: the terms. "source" (default): the embedding, learned positions, each earlier head and MLP, attention
             biases. "mode": components along the singular vectors of the query-key matrix M. "frequency": rotary pairs.
         dictionary: a `tls.Dictionary` for the stream that enters the head's layer. The terms are then its active
-            features, its bias and the error. Read `attrs["error_share"]` first. Only with by="source".
+            features, its bias and the error. First read the error's share, `attrs["error_share"]`.
         top: number of pairs with the largest |total| to keep; all other pairs become one row, `rest`. Default: all.
         remove: number of pairs with the largest |total| to take out, at most `top`: `measured` is the score lost
             without the pair, with every norm computed again. Default: None. Not with by="frequency".
@@ -176,11 +175,10 @@ class _MeanScore:
         return np.asarray(scipy.stats.sem(deviations, axis=-1)) if n > 1 else np.full(values.shape[:-1], np.nan)
 
     def frame(self, top: int | None, *, by_source: bool, several: bool) -> pd.DataFrame:
-        """Return a DataFrame with a row for each pair of terms, or for the first `top` and a row `rest` with the sum
-        left.
+        """Return a DataFrame with a row for each pair of terms, largest |mean total| first.
 
-        `by_source` adds the columns `query_source` and `key_source`, `several` (True for several scores) the column
-        `total_se`.
+        With `top`, only so many rows and a row `rest` with the sum of all others. `by_source` adds the columns
+        `query_source` and `key_source`, `several` (True for several scores) the column `total_se`.
         """
         shown = len(self.pairs) if top is None else min(top, len(self.pairs))
         pairs, parts = self.pairs[:shown], self.parts[:, :shown]
@@ -283,10 +281,9 @@ def _counts(top: int | None, remove: int | None) -> tuple[int | None, int | None
 
 
 def _texts(view: AttentionView, asked: AskedScores) -> dict[str, Any]:
-    """Return a dict of attrs `query`, `key`, `query_token`, `key_token`: single values for one score, lists for
-    several.
+    """Return a dict of attrs `query`, `key` (positions from 0) and `query_token`, `key_token` (texts or ids).
 
-    Positions count from 0. A token is text, or its id without a tokenizer.
+    Values are single for one score, lists for several.
     """
     tokenizer, attrs = getattr(view.model, "tokenizer", None), {}
     for name in ("query", "key"):

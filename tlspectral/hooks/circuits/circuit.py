@@ -155,9 +155,8 @@ def faithfulness(
         rank: "selected" takes edges first that most bootstrap samples choose. Default: None, by |estimate|.
         choose: "bootstrap" measures the procedure: bootstrap samples of the pairs choose edges, and the pairs outside a
             sample evaluate them. Needs 16 distinct pairs. Default: None.
-        draws: number of bootstrap samples with `choose`. Default: 50.
-        method: estimate of edges with `choose`: "EAP", "EAP-IG" (default) or "EAP-QK".
-        seed: of null circuits and bootstrap samples. Default: 0.
+        draws: number of bootstrap samples with `choose`. Default: 50. seed: of null circuits and samples. Default: 0.
+        method: with `choose`, edge attribution patching: "EAP", "EAP-IG" (default) or "EAP-QK", as in `edge_effects`.
 
     Returns:
         DataFrame, a row per circuit. Columns: `circuit, draw, share, share_expanded, n_edges, n_live, value,

@@ -324,10 +324,9 @@ class _Reading:
         ]
 
     def _is_anew(self, kind: Any, read: ReceiverInput) -> bool:
-        """Return True if the input `read` goes into attention that is computed again; the gate of gated attention does
-        not.
+        """Return True if the input `read` goes into attention that is computed again.
 
-        `kind` is (layer, input) of the receivers.
+        The gate of gated attention does not. `kind` is (layer, input) of the receivers.
         """
         return kind in self.anew and isinstance(read.reads, LayerReads) and read.reads.point != "gate"
 
