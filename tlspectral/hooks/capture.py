@@ -137,7 +137,9 @@ class HeadCapture:
         return Rotation(geometry, cos, sin).of_heads(self.heads)
 
     def require_lengths(self, *lengths: int) -> None:
-        """Raise EditNotHonored unless all lengths (in tokens) are equal; they differ if the run uses a key/value cache.
+        """Raise EditNotHonored unless all lengths, in tokens, are equal.
+
+        They differ if the run uses a key/value cache.
         """
         if len(set(lengths)) > 1:
             raise EditNotHonored(
@@ -149,7 +151,8 @@ class HeadCapture:
     def require_own_scores(self, scores: Tensor, head_scores: HeadScores) -> None:
         """Raise EditNotHonored if the model's scores differ from `head_scores`, computed from its queries and keys.
 
-        The scores are scaled and capped. Unmasked pairs of the first sequence are compared.
+        `scores` are the model's scaled and capped scores of all heads. Unmasked pairs of the first sequence are
+        compared.
         """
         # ALiBi is subtracted below: implementations differ by a constant in each query's row.
         rebuilt = softcapped(head_scores.first().whole(), self.layer.softcap)
@@ -177,14 +180,17 @@ class HeadCapture:
         )
 
     def prove_scores(self) -> None:
-        """Prove by a short run that edits of the scores change the logits, and that the scores follow from q and k.
+        """Raise EditNotHonored unless a short run shows that edits of the scores change the logits.
 
-        Raises EditNotHonored.
+        Also raises if the model's scores do not follow from its queries and keys.
         """
         require_honoured(self.view, self.layer.layer, "scores", checks=partial(own_scores_required, self.view))
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
-        """Return the values that each head reads, from the activation of `hook_v`, with dtype and device of `like`."""
+        """Return the values that each head reads, from the activation `captured` of `hook_v`.
+
+        They get the dtype and device of `like`. Heads that share values get copies.
+        """
         by_head = self.layer.values(captured)
         heads = keys_read(self.heads, self.layer.n_heads, by_head.shape[2])
         return self.selected(by_head, heads, heads_axis=2).transpose(1, 2).to(like)

@@ -86,7 +86,10 @@ class LayerAblation(HeadCapture):
         self.hold("tokens", activation)
 
     def _require_tokens(self) -> None:
-        """Raise ValueError if the run showed no tokens to compare with the prompt of the part."""
+        """Raise ValueError if this run showed no tokens, because it began after the embedding.
+
+        A part for certain prompts compares the tokens with its own prompt.
+        """
         seen = self.seen.get(get_ident(), {})
         if "tokens" not in seen:
             raise ValueError(

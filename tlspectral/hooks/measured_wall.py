@@ -140,7 +140,7 @@ class Wall:
 
     @property
     def attention(self) -> Float[np.ndarray, "heads query key"]:
-        """Attention of each head, 0 to 1, rounded to multiples of 1 / `LEVELS`."""
+        """Attention of each head, 0 to 1, rounded to multiples of 1 / 255."""
         return self.levels / np.float32(LEVELS)
 
     @cached_property
@@ -149,7 +149,9 @@ class Wall:
         return _seen(len(self.tokens), causal=self.causal)
 
     def pattern_text(self, head: int) -> str:
-        """Return the attention of the head in row `head` of `heads` as base64 text, one byte per True entry of `seen`.
+        """Return the attention of one head as base64 text, one byte per True entry of `seen`.
+
+        `head` is the row of the head in `heads`.
         """
         return base64.b64encode(self.levels[head][self.seen].tobytes()).decode("ascii")
 
@@ -191,7 +193,7 @@ _WALL_KEYS = ("tokens", "special", "causal", "why_not", "removal", "table", "col
 
 
 def wall_of_table(table: pd.DataFrame) -> Wall:
-    """Turn a table that `Wall.table` made back into the same `Wall`."""
+    """Turn a table that `Wall.table` made (also read from a file) back into the same `Wall`."""
     attrs, head_columns = table.attrs, ["layer", "head", "name", "kv_head", "second_sink", "second_sink_share"]
     removal, stored = None, attrs.get("removal")
     if stored is not None:

@@ -343,7 +343,9 @@ def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
 
 
 def _attrs(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cuts: _Cuts) -> dict[str, Any]:
-    """Return a dict of attrs of the table: facts about the prompts, layers with a norm after the attention, positions.
+    """Return a dict of attrs of the table: facts about the prompts, positions, hashes of pairs.
+
+    `norm_behind_held` has the layers with a norm after the attention.
     """
     return {
         **sequences.recorded(view),

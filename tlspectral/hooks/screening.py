@@ -63,7 +63,9 @@ def screened_edges(
 
 
 def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
-    """Return the three ranges of ranks after the `most` largest, as (start, end, name), such as (50, 500, "51 to 500").
+    """Return the three ranges of ranks after the `most` largest, as (start, end, name).
+
+    With `most=50` the first is (50, 500, "51 to 500"). The last has the end None.
     """
     low, high = 10 * most, 100 * most
     return [
@@ -149,7 +151,10 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
 
 def _upper_bound(large: int, drawn: int) -> float:
-    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of the share large / drawn."""
+    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of a share.
+
+    `large` of `drawn` edges have the property.
+    """
     return 1.0 if large == drawn else float(scipy.stats.beta.ppf(_CONFIDENCE, large + 1, drawn - large))
 
 

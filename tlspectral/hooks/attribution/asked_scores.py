@@ -91,7 +91,9 @@ def require_one(prompts: PackedTokens, what: str) -> None:
 
 
 def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[AskedScore]:
-    """Return one score for each prompt of a task, at its `attention` positions or at the positions `query` and `key`.
+    """Return one score for each prompt of a task, at its `attention` positions or at `query` and `key`.
+
+    Raises ValueError and TypeError for positions that are missing or not in a prompt.
     """
     sequences = task_sequences(view, task)
     if query is None and key is None:

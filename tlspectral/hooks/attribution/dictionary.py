@@ -167,9 +167,9 @@ class Dictionary:
             )
 
     def activations(self, streams: Float64[Tensor, "tokens d_model"]) -> Float64[Tensor, "tokens features"]:
-        """Return the activations of all features at each stream, in float64 on the CPU.
+        """Return the activations of all features at each stream, as `encode` computes them, in float64 on the CPU.
 
-        Raises ValueError unless `encode` returns finite numbers of this shape.
+        Raises ValueError unless `encode` returns finite numbers of shape [tokens, features].
         """
         wide = torch.promote_types(self.decoder.dtype, torch.float32)
         with torch.no_grad():  # a copy, since a caller's function may write into its argument

@@ -95,7 +95,10 @@ def _max_p(
     same = [score.run.positions[0] == score.run.positions[1] for score in divided]
 
     def largest(places: list[tuple[int, int]]) -> float:
-        """Return the largest |mean| of a pair of features of the tokens in `places`."""
+        """Return the largest |weighted sum over scores| of a pair of features, in logits.
+
+        `places` has for each score the tokens whose features stand at the query and at the key.
+        """
         return _largest(divided, reads, weights, places, len(dictionary.decoder))
 
     every = [(a, a) for a in range(lengths[0])] if same[0] else [*permutations(range(lengths[0]), 2)]

@@ -118,7 +118,10 @@ class DictionaryOrigin:
         embedding_norm, to_warn = view.has_embedding_norm, self.processed_by_default
 
         def encode_checked(streams: Tensor) -> Tensor:
-            """Return activations of streams, centred first if needed. Raises ValueError if that is impossible."""
+            """Return the dictionary's activations of streams, which are centred before if its training needs it.
+
+            Raises ValueError if the streams cannot be made like those of the training.
+            """
             nonlocal to_warn
             centred_here = writes_centred or is_centred(streams, eps)
             if self.centred is False and centred_here:

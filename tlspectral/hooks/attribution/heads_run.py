@@ -156,7 +156,7 @@ class HeadWrite:
 
 @torch.no_grad()
 def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int]) -> HeadWrite:
-    """Return the output of some heads of a layer at the query of a run.
+    """Return the output of some heads of a layer at the query of a run, as a sum over keys.
 
     Raises ScoreMismatch if the run's z (the heads' output before W_O) is not attention times values (times the gate),
     and UnsupportedArchitecture if the layer adds something else to the stream than the output of its heads.

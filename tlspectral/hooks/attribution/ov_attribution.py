@@ -270,7 +270,7 @@ class _StreamValues:
 
 
 def _values_of_stream(view: AttentionView, layer: int) -> _StreamValues:
-    """Return the values of a layer as a function of the stream, in float64."""
+    """Return the function from the residual stream to the values of a layer (norm, weight, bias), in float64."""
     raw = view.raw(layer)
     norm, weight = raw.norm.as_(double), double(raw.w_v)
     bias = folded_bias(weight, None if raw.b_v is None else double(raw.b_v), norm)
@@ -330,7 +330,10 @@ def _features(
 def _require_own_values(
     write: HeadWrite, value: _StreamValues, streams: Float64[Tensor, "keys d_model"], keys: list[int]
 ) -> None:
-    """Raise ScoreMismatch if the values of the run are not `value` applied to the streams at these keys."""
+    """Raise ScoreMismatch if the values of the run differ from `value`, applied to the streams at these keys.
+
+    `write` has the values of the run, `value` the function from streams to values, `keys` the positions of the streams.
+    """
     heads = write.kv_heads
     own = write.values[:, keys]
     off = value.norm.normalized(streams) @ value.weight[heads] + value.bias[heads][:, None] - own

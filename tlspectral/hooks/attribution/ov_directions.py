@@ -37,7 +37,7 @@ class Answers:
     second: int
 
     def layer(self, view: AttentionView) -> int:
-        """Return the number of layers: the logits read after the last layer, so heads of all layers are measured."""
+        """Return the layer before which measured heads stand: the number of layers, because logits come last."""
         return view.n_layers
 
     def point(self, view: AttentionView) -> str:
@@ -122,7 +122,7 @@ class Vector:
     values: Float64[Tensor, "d_model"]
 
     def layer(self, view: AttentionView) -> int:
-        """Return the number of layers: no layer reads a vector, so heads of all layers are measured."""
+        """Return the layer before which measured heads stand: the number of layers, because no layer reads a vector."""
         return view.n_layers
 
     def point(self, view: AttentionView) -> None:
@@ -181,7 +181,7 @@ def _double(values: Tensor) -> Tensor:
 
 
 def _is_answer(given: Any) -> bool:
-    """Return whether a value is text or a token id."""
+    """Return True if a value can be an answer: text or a token id."""
     return isinstance(given, str) or whole_number(given) is not None
 
 
@@ -194,6 +194,6 @@ def _factor(view: AttentionView) -> float:
 
 
 def _softcap(view: AttentionView) -> float | None:
-    """Return the softcap of the logits, None without one."""
+    """Return the softcap of the model's logits; None without one."""
     cap = getattr(view.model.cfg, "output_logits_soft_cap", None)
     return float(cap) if cap is not None and cap > 0 else None

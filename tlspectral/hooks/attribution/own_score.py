@@ -73,7 +73,7 @@ class QueryRow:
             )
 
     def _capped(self, score: Tensor) -> Tensor:
-        """Return scores after the layer's softcap, if it has one."""
+        """Return the score after the layer's softcap, cap * tanh(score / cap); unchanged without a softcap."""
         return softcapped(score, self.form.layer.softcap)
 
     def attention_without(self, change: Float64[Tensor, "rows"]) -> Float64[Tensor, "rows"]:

@@ -145,7 +145,10 @@ class _MeanScore:
 
     @classmethod
     def of_scores(cls, divided: list[DividedScore], counts: np.ndarray) -> "_MeanScore":
-        """Return the rows of several divided scores, one row for each pair of terms that occurs in any of them."""
+        """Return several divided scores with common rows, one for each pair of terms that occurs in any of them.
+
+        `counts` says how often the user asked for each score. Where a score lacks a pair, its parts are 0.
+        """
         rows: dict[tuple[str, str], int] = {}
         places = []
         for score in divided:
@@ -270,7 +273,10 @@ def _require_by(by: str, dictionary: Any, remove: int | None) -> None:
 
 
 def _counts(top: int | None, remove: int | None) -> tuple[int | None, int | None]:
-    """Return top and remove as whole numbers or None. Raises ValueError below 1, or if remove exceeds top."""
+    """Return the arguments `top` and `remove` as whole numbers or None.
+
+    Raises ValueError for a number below 1, or if `remove` exceeds `top`.
+    """
     counts = [None if count is None else whole_number(count) for count in (top, remove)]
     for name, given, count in zip(("top", "remove"), (top, remove), counts, strict=True):
         if given is not None and (count is None or count < 1):

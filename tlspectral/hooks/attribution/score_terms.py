@@ -46,7 +46,10 @@ class StreamSide:
     head: int
 
     def row(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
-        """Return the head's query or key for whole streams x, every norm computed on x; `bias`: with the bias."""
+        """Return the head's query or key for whole streams x, before rotation, with every norm computed on x.
+
+        `bias`: False leaves the bias of the projection out.
+        """
         of_group = (self.reads if bias else replace(self.reads, bias=None)).from_stream(x)
         normed = of_group if self.query_key_norm is None else self.query_key_norm.applied(of_group)
         return normed[..., self.head, :]
@@ -112,15 +115,14 @@ class HeadForm:
         *,
         exchanged: bool = False,
     ) -> HeadScores:
-        """Return the scores of each query with each key; all queries have the query's position, all keys the key's.
+        """Return the scores of each query with each key, as `HeadScores` with one head.
+
+        All queries stand at the query's position, all keys at the key's.
 
         Args:
             queries, keys: queries and keys before rotation.
             biases: the part of queries and of keys that is a bias. Default: None, no bias.
-            exchanged: place queries at the key's position and keys at the query's position.
-
-        Returns:
-            `HeadScores` with one head on the axis behind the batch.
+            exchanged: True places queries at the key's position and keys at the query's position.
         """
         places = [torch.tensor([row]) for row in ((1, 0) if exchanged else (0, 1))]
         at_query, at_key = (rows[..., None, :] for rows in (queries, keys))
@@ -156,9 +158,10 @@ def head_form(view: AttentionView, index: int, head: int, query: int, key: int, 
 
 
 def readable_group(raw: RawAttention, head: int) -> tuple[RawAttention, int]:
-    """Return the weights of the key/value group of a head, and the number of the group's first head.
+    """Return the weights of the key/value group of a head, and the index of the group's first head in the layer.
 
-    If a query/key norm takes its mean over all heads, return the whole layer and 0.
+    A group are the heads that share keys and values. If a query/key norm takes its mean over all heads, return the
+    whole layer and 0.
     """
     if any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm)):
         return raw, 0

@@ -67,7 +67,7 @@ def traced_run(
 ) -> TracedRun:
     """Run one prompt up to the attention of a layer and return its activations at some positions.
 
-    With `sources`, also keep the writes of earlier layers, for `source_terms`.
+    `sources`: True also keeps the writes of earlier layers to the stream, for `source_terms`.
     """
     kept, names = {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []

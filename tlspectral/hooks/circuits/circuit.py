@@ -522,7 +522,7 @@ def _shares(sizes: Any) -> list[float]:
 
 
 def _compare(edges: Any, pairs: Pairs) -> None:
-    """Compare the attrs of a table of edges with the model and the pairs of a circuit; other `edges` pass unchecked.
+    """Check that a table of edges fits the model and the pairs of a circuit. Edges in other forms pass unchecked.
 
     Raises ValueError for a table of other weights, or with effects at positions. Warns if its effects are of another
     task, measure or replacement, and if it was made on some of the same pairs.

@@ -103,7 +103,10 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
     with bar(n * len(steps), method, "run of a pair") as shown:
 
         def estimates(batch: slice) -> tuple[Tensor, Tensor]:
-            """Return the numbers of the units in a batch of pairs, and the terms that the batch adds to them."""
+            """Return the numbers of the units (pairs, or blocks of pairs) in a batch, and their terms from this batch.
+
+            `batch` is a slice of pairs. A term is a unit's share of an edge's estimate.
+            """
             of_units, place_of = unit[batch].unique(return_inverse=True)
             of_batch = terms.new_zeros(len(of_units), *terms.shape[1:])
             differences = pairs.differences(batch)
@@ -203,7 +206,9 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
 
 
 def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return the logits of the clean prompts of a batch of pairs, in float32, at the positions that the metric reads.
+    """Return the logits of the clean prompts of a batch of pairs, in float32.
+
+    Only the positions that the metric reads are returned.
     """
     sequences = pairs.sequences
     return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()

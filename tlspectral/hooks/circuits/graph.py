@@ -79,8 +79,7 @@ class Graph:
 
     @cached_property
     def receivers(self) -> list[Receiver]:
-        """List of all receivers: queries of heads, keys and values of groups, and MLP of each layer; last the logits.
-        """
+        """List of all receivers: queries of heads, keys and values of groups, and MLP of each layer; then logits."""
         receivers = []
         for layer in range(len(self.n_heads)):
             receivers += [Receiver(layer, head, "q") for head in range(self.n_heads[layer])]

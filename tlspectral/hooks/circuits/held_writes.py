@@ -119,7 +119,9 @@ class HeldWrites:
         return writes
 
     def pieces(self, senders: slice) -> Iterator[Piece]:
-        """Yield the writes of the senders in this slice, in pieces over senders, rows and tokens that fit into memory.
+        """Yield the writes of the senders in this slice, in pieces that fit into memory.
+
+        A piece covers some senders, rows and tokens.
         """
         (n_rows, n_tokens, d_model), like = self.whole[0].shape, self.whole[0]
         groups = self._groups(senders)

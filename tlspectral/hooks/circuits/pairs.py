@@ -108,7 +108,7 @@ class Pairs:
                 then = written_by(self.graph, self.other.tokens[batch])
 
                 def of_circuits(some: slice) -> Tensor:
-                    """Return the values of the batch in some of the circuits."""
+                    """Return the values of the batch of pairs in some of the circuits, given as a slice."""
                     of_some = values.read(batch, cut_logits(self.graph, tokens, then, kept[some], predicted))
                     shown.update(len(of_some) * len(tokens))
                     return of_some
@@ -131,9 +131,10 @@ class Pairs:
 def pairs_of(view: AttentionView, task: Task) -> Pairs:
     """Return the clean and counterfactual prompts of a task on a model, after checking that circuits can be run.
 
-    Raises ValueError if `task` is not a task, has no counterfactual prompts, or has prompts that do not fit;
-    EditNotHonored if a run without edges differs from the run of the counterfactual prompts; UnsupportedArchitecture if
-    a layer or MLP cannot be read.
+    A circuit is a set of edges that carry the clean prompt, while all others carry the counterfactual. Raises
+    ValueError if `task` is not a task, has no counterfactual prompts, or has prompts that do not fit; EditNotHonored if
+    a run without edges differs from the run of the counterfactual prompts; UnsupportedArchitecture if a layer or MLP
+    cannot be read.
     """
     require_stream(view)
     chosen = task_of(task)
@@ -260,7 +261,7 @@ class Stream:
 
 @torch.no_grad()
 def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> HeldWrites:
-    """Run the model once on these token ids and return the writes of all senders."""
+    """Run the model once on these token ids and return the writes of all senders (heads, MLPs, mixers, embedding)."""
     stream = Stream(graph, HeldWrites(graph))
     run_with(stream, tokens, slice(-1, None))
     return stream.written
@@ -297,7 +298,7 @@ def cut_logits(
 
 
 def run_with(stream: Stream, tokens: Tensor, predicted: Positions) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Run the model with the hooks of a `Stream` and return the logits at some positions."""
+    """Run the model with the hooks of a `Stream` and return the logits at the positions `predicted`."""
     view = stream.graph.view
     with view.hooks_on(stream.hooks()):
         return logits_at(view, tokens, predicted)

@@ -129,7 +129,10 @@ class QueryKeyPairs:
 
 
 def by_kind(edges: list[Edge], rows: Iterable[int]) -> dict[tuple[int, str], list[int]]:
-    """Group `rows`, indices into `edges`, by layer and input of the receiver; return a sorted dict of lists."""
+    """Group edges by layer and input of their receiver.
+
+    Return a sorted dict from (layer, input) to indices into `edges`. `rows` are the indices to group.
+    """
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row in rows:
         receiver = edges[row].end.receiver
@@ -354,7 +357,10 @@ class ReceiverLayer:
         return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)
 
     def require_own_pattern(self, head: int, rows: Int[Tensor, "sequences rows"]) -> None:
-        """Raise ScoreMismatch if the head's attention in the run does not follow from its queries and keys."""
+        """Raise ScoreMismatch if the head's attention in the run does not follow from its queries and keys.
+
+        `rows` are the positions of the queries that are compared.
+        """
         of_run = _rows_of(self.pattern[:, head], rows)
         require_own_pattern(self._scores(head, rows), of_run, self.pattern.dtype, head_name(self.index, head))
 
@@ -362,11 +368,12 @@ class ReceiverLayer:
 def receiver_layer(
     view: AttentionView, captured: dict[str, Tensor], index: int, what: Input, cast: Cast
 ) -> ReceiverLayer:
-    """Return the `ReceiverLayer` of a layer from the activations of a run; cuts change its input `what`.
+    """Return the `ReceiverLayer` of layer `index` from the activations of a run; cuts change its input `what`.
 
-    `captured`: activations at the layer's `READ_POINTS`. `cast`: conversion of activations to the dtype to compute in.
-    Raises ValueError if the sequences are longer than the layer's score scale holds, ScoreMismatch if the rotary tables
-    do not follow from the layer's frequencies, and as `AttentionView.raw`.
+    `captured`: activations by hook name, at the hook points of the layer's attention. `cast`: function that converts
+    activations to the dtype to compute in. Raises ValueError if the sequences are longer than the layer's score scale
+    allows, ScoreMismatch if the rotary tables do not follow from the layer's frequencies, UnsupportedArchitecture if
+    the layer cannot be read.
     """
     names, raw = view.hook_names(index), view.raw(index)
     residual, pattern = (captured[names[point]] for point in ("residual", "pattern"))

@@ -41,11 +41,11 @@ class EdgeRun:
     removed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     def forget(self, activation: Any, hook: Any) -> None:
-        """Drop the tensors of this thread, at the start of a run and after its last receiver."""
+        """Drop the stored tensors of this thread. It is a hook at the start of a run and after its last receiver."""
         self.removed.pop(get_ident(), None)
 
     def take(self, layer: int, removed: Float[Tensor, "batch pos d_model"]) -> None:
-        """Store the tensor that the heads of one layer subtract from the stream."""
+        """Store the tensor `removed` that the heads of a layer subtract from the stream in this run."""
         self.removed.setdefault(get_ident(), {})[layer] = removed
 
     def total(self, layer: int, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:

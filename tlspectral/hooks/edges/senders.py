@@ -85,7 +85,10 @@ def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender
 
 
 def other_sender(view: AttentionView, name: str) -> Sender | None:
-    """Return the embedding, MLP or mixer with this name; None for other names. Raises BadHead if the model lacks it."""
+    """Return the embedding, MLP or mixer with a name such as "L3MLP"; None for other names, such as heads.
+
+    Raises BadHead if the model does not have it.
+    """
     if name == "embedding":
         return EMBEDDING
     whole = _WHOLE.fullmatch(name)

@@ -75,7 +75,7 @@ class BlockPart(Part, ABC):
         return dict.fromkeys(by_layer, replace(self, prompt=block_places(view.model, self.prompt)))
 
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
-        """Raise ValueError if a run has other prompts than this part.
+        """Raise ValueError if a run does not begin with the prompts of this part.
 
         `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
         """
@@ -87,8 +87,10 @@ class BlockPart(Part, ABC):
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that change.
 
-        Biases of queries and keys are included. Columns that do not rotate count as content, because they do not depend
-        on the place. ALiBi counts as position. Raises ValueError if no query stands after the blocks and sees them all.
+        `scores` are the heads' scores in the run, `allowed` is True for pairs of query and key that the model does not
+        mask. Biases of queries and keys are included. Columns that do not rotate count as content, because they do not
+        depend on the place. ALiBi counts as position. Raises ValueError if no query stands after the blocks and sees
+        them all.
         """
         read = self.prompt.read(allowed)
         return self._of(scores).neg_().masked_fill_(~read, 0.0), read
@@ -146,7 +148,7 @@ class BlockPart(Part, ABC):
         mean_keys: Float[Tensor, "batch heads pos d_head"],
         keys: Float[Tensor, "batch heads pos d_head"],
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return this part of the scores as a product of queries and keys.
+        """Return this part of the scaled scores, a product of queries and keys.
 
         Args:
             at_mean: scores whose keys are rotated by the mean rotation over the blocks.

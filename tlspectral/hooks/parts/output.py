@@ -104,8 +104,7 @@ class Output(Part):
         return {"replace": self.replace}
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
-        """Return text that says what replaces the output, such as "replaced by zeros", and an empty dict of settings.
-        """
+        """Return text that says what replaces the output, such as "replaced by zeros", and an empty dict."""
         return f"replaced by {_IN_PLACE[self.replace or 'zero']}", {}
 
     @property
@@ -117,7 +116,9 @@ class Output(Part):
         return self.replace not in ("mean", "resample")
 
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
-        """Return a mask, True for prompts that equal their counterfactual, where nothing changes; otherwise all False.
+        """Return a mask, True for prompts that equal their counterfactual, so that nothing changes.
+
+        All False if the replacement is not the counterfactual.
         """
         if self.replace != "counterfactual":
             return super().idle(tokens)
@@ -213,7 +214,10 @@ class Output(Part):
         return reference[donors.to(reference.device)].to(z)
 
     def of_rows(self, rows: slice) -> Output:
-        """Return the part for a batch with some of the task's sequences; `rows` are their numbers."""
+        """Return the part for a batch with some of the task's sequences; `rows` are the numbers of these sequences.
+
+        Replacements then belong to these sequences.
+        """
         placed, bound = super().of_rows(rows), self.bound
         if bound is None or bound.donors is None:
             return placed
@@ -265,9 +269,10 @@ def _packed(view: AttentionView, reference: Any) -> PackedTokens:
 
 
 def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Reference:
-    """Return the counterfactual of each prompt: from `reference` if given, otherwise from the task (`prompts`).
+    """Return the counterfactual of each prompt: from `reference` if given, otherwise from the task.
 
-    Raises ValueError if there are none, or if their lengths differ from the prompts.
+    `prompts` are the tokenized prompts of the task. Raises ValueError if there are no counterfactuals, or if their
+    lengths differ from the prompts.
     """
     pairs = getattr(prompts, "counterfactual", None) if reference is None else _packed(view, reference)
     if pairs is None:

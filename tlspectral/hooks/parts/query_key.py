@@ -135,12 +135,19 @@ class SymmetryPart(QueryKeyPart):
             object.__setattr__(self, "name", f"{self.name}_static")
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return (C + C^T)/2 or (C - C^T)/2 in scaled units; with `static`, C is taken at distance 0."""
+        """Return M_S or M_A of the scaled scores: (C + C^T)/2 or (C - C^T)/2. `pairs` is not used.
+
+        C is the part of a score that is even in the distance of the two tokens. With `static`, C is taken at distance
+        0.
+        """
         return self._half(scores.at_one_position() if self.static else scores)
 
     @abstractmethod
     def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
-        """Return (C + C^T)/2 for M_S or (C - C^T)/2 for M_A, in scaled units."""
+        """Return (C + C^T)/2 for M_S or (C - C^T)/2 for M_A.
+
+        C is the part of the scaled scores that is even in the distance of the two tokens.
+        """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -252,7 +259,7 @@ class RopePhase(QueryKeyPart):
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return D, the part of the scaled scores that is odd in the distance, for the chosen rotary pairs."""
+        """Return the part of the scaled scores that is odd in the distance, for the chosen rotary pairs (None: all)."""
         return scores.phase(pairs, include_bias=self.include_bias)
 
 
@@ -303,7 +310,7 @@ class Band(QueryKeyPart):
     def of(
         self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the contribution of the chosen rotary pairs to the scaled scores."""
+        """Return the contribution of the chosen rotary pairs to the scaled scores. `pairs` is a mask over them."""
         return scores.of_pairs(pairs)
 
     def control_pairs(
@@ -318,7 +325,10 @@ class Band(QueryKeyPart):
         return self.pairs_of(geometry, heads).expand(len(heads), -1), named
 
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
-        """Return a mask of the chosen rotary pairs: [pairs] for indices, [heads, pairs] for a named third."""
+        """Return a mask of the chosen rotary pairs: [pairs] for indices, [heads, pairs] for a named third.
+
+        Raises ValueError for pairs that the layer does not have, or a third of fewer than three pairs.
+        """
         if not isinstance(self.frequencies, str):
             return super().pairs_of(geometry, heads)
         if geometry.n_pairs < len(BANDS):

@@ -91,7 +91,7 @@ class LayerReplays:
 
     @cached_property
     def drawn(self) -> int:
-        """Number of controls per head that are run."""
+        """Number of random controls per head that are run; fewer than `draws` if no more were found."""
         return max((len(drawn.masks) for drawn in self.sets.values()), default=self.draws)
 
     @cached_property
@@ -204,7 +204,10 @@ def effects_of(
     values: Float64[np.ndarray, "*rows sequences"],
     intact_value: Float64[np.ndarray, "sequences"],
 ) -> Float64[np.ndarray, "*rows sequences"]:
-    """Return values minus the intact values, and exactly 0 for sequences in which the part changes nothing."""
+    """Return values minus the intact values: the effect of a removed part on each sequence.
+
+    The effect is exactly 0 for sequences in which `part` changes nothing.
+    """
     deltas = values - intact_value
     # Without this line such sequences would differ by rounding, because batches have other sizes.
     deltas[..., part.idle(sequences.tokens).numpy()] = 0.0

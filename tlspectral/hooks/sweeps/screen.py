@@ -48,7 +48,7 @@ def gradient_screen(
             of_logits = sequences.gradients(torch.cat([*logits]))
 
     def gated(layer: int, removal: Removal) -> Tensor:
-        """Store the mean square of the removed parts of a layer, and return the parts times their gates."""
+        """Store the mean square of the removed part of each head in a layer; return the parts times their gates."""
         removal = unpadded(removal, sequences, batch)
         difference = removal.difference.detach()
         if removal.allowed is None:
