@@ -74,7 +74,7 @@ def wall(
 
     Use it for a first look at a model, or at one prompt of a task.
 
-        wall = tls.hooks.wall(model, "When Mary and John went to the store, John gave a drink to")
+        wall = tls.hooks.wall(model, "The war lasted from the year 1732 to the year 17")
         wall.removal.effects["delta"]  # effect of removing each head
         tls.report.report(tls.analyze_heads(model), "report.html", walls=wall)
 

@@ -45,7 +45,7 @@ _POINTS = ("residual", "z", "attention_out", "mlp_out", "residual_after")
 
 @dataclass(frozen=True)
 class HookCheck:
-    """Result of `check_hook(model, hook, "L0H1")`.
+    """Result of `tls.hooks.check_hook(model, hook, "L0H1")`: whether a hook removes exactly the output of one head.
 
     Attributes:
         exact: True if the hook removes the whole output of the head and changes nothing else.
@@ -53,6 +53,8 @@ class HookCheck:
         heads: a row per head whose output the hook changes: `layer, head, name`, `removed` (share of the head's write
             that is taken away: 1 all, 0 none) and `changed` (norm of the change over norm of the write). Changes that
             only follow from a change in an earlier layer are not counted.
+
+    Not established: that this is the right ablation for a question; `exact` says only that the hook does it.
     """
 
     exact: bool

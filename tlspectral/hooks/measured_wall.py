@@ -99,7 +99,7 @@ class Removal:
 class Wall:
     """Attention of all heads of a model on one sentence, and effects of removing each head.
 
-        wall = tls.hooks.wall(model, "When Mary and John went to the store, John gave a drink to")
+        wall = tls.hooks.wall(model, "The war lasted from the year 1732 to the year 17")
         tls.report.report(tls.analyze_heads(model), "report.html", walls=wall)
 
     `tls.plots` and `tls.report` draw it; `wall.table()` is a DataFrame that `tls.write_table` stores.

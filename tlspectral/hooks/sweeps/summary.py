@@ -67,8 +67,8 @@ def summarize_sweep(
     >>> model = tls.load_model("tiny-rope")
     >>> sweep = tls.ablation_sweep(model, "rope_phase")
     >>> summary = tls.hooks.summarize_sweep(sweep, tls.detect_heads(model))
-    >>> summary.loc[2, ["statement", "column", "note"]].tolist(), int(summary.loc[2, "value"])
-    (['detector_rank', 'prev', 'L0H3'], 1)
+    >>> summary.loc[2, ["statement", "column", "note", "value"]].tolist()
+    ['detector_rank', 'prev', 'L0H3', 1.0]
 
     Each row is a `statement` about the effects (`delta`) of one part:
 
@@ -77,7 +77,7 @@ def summarize_sweep(
     * `detector_rank`: take the head whose ablation does the most harm; its rank by the detector score `prev`, `dup` or
       `ind` (1 is the largest) among all heads. `note` names the head.
     * `effect_rank`: take the head with the largest `prev`, `dup` or `ind`; its rank by harm among measured heads.
-    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac` or `prev`; 20 heads on.
+    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac` or `prev` (20 heads).
 
     `size_control` says how effects are scaled: `none`; `score_rms`, divided by the RMS removed, to compare parts of
     different size; `random`, minus the effect of a random part (needs `control="random"`).
@@ -85,8 +85,8 @@ def summarize_sweep(
     Args:
         sweep: a table of `ablation_sweep`, or a list of such tables of one model. Unmeasured heads are ignored.
         table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
-        small: effects below this are small, in the unit of the metric. Default: 0.01 nats for "induction" and
-            "language".
+        small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
+            "language"; other tasks need it.
 
     Returns:
         DataFrame, a row per statement. Columns: `part, size_control, statement, column, value, low, high, pvalue,
