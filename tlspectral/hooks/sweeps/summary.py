@@ -67,8 +67,8 @@ def summarize_sweep(
     >>> model = tls.load_model("tiny-rope")
     >>> sweep = tls.ablation_sweep(model, "rope_phase")
     >>> summary = tls.hooks.summarize_sweep(sweep, tls.detect_heads(model))
-    >>> summary.loc[2, ["statement", "column", "note", "value"]].tolist()
-    ['detector_rank', 'prev', 'L0H3', 1.0]
+    >>> [str(entry) for entry in summary.loc[2, ["statement", "column", "note", "value"]]]
+    ['detector_rank', 'prev', 'L0H3', '1.0']
 
     Each row is a `statement` about the effects (`delta`) of one part:
 
