@@ -86,9 +86,7 @@ class LastQuery:
         return logits.mul_(self.score_scale).masked_fill_(~visible, -torch.inf)
 
     def _placed(self, moved: Moved | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return contents, places and visibility of the keys in `moved` at their new positions; for None, of all
-        keys.
-        """
+        """Return contents, places and visibility of the `moved` keys at their new positions; for None, of all."""
         if moved is None:
             return self.contents, self.places, self.visible
         keys, positions = moved
