@@ -266,9 +266,7 @@ def _contents(prompts: Any) -> list[Any]:
 
 
 def _nested(positions: Any) -> bool:
-    """Return True if positions are given per prompt (a list that contains lists), False for one list for all
-    prompts.
-    """
+    """Return True if positions are given per prompt (a list of lists), False for one list for all prompts."""
     return isinstance(positions, list) and any(isinstance(row, list) for row in positions)
 
 

@@ -86,21 +86,15 @@ class TaskSequences(PackedTokens):
         return self.predicted.shape[1]
 
     def predicted_of(self, sequences: slice) -> Positions:
-        """Return the predicted positions of some sequences: a slice of positions, or a tensor [sequences,
-        predicted].
-        """
+        """Return the predicted positions of some sequences: a slice, or a tensor [sequences, predicted]."""
         return self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Return how many sequences fit into one run on the model's device, by the memory of tokens, scores and
-        logits.
-        """
+        """Return how many sequences fit into one run on the model's device, by tokens, scores and logits."""
         return max(1, min(rows_of_pass(view, self.tokens.shape[1]), self._rows_predicted(view)))
 
     def recorded(self, view: AttentionView) -> dict[str, Any]:
-        """Return a dict for the attrs of a table: number of sequences, number per run, hash of the tokens, and
-        notes.
-        """
+        """Return a dict for the attrs of a table: numbers of sequences in all and per run, hash of tokens, notes."""
         counts = {"n_sequences": len(self.tokens), "batch": self.rows_at_once(view)}
         return {**counts, "tokens_sha256": self.digest, **self.noted}
 
@@ -142,9 +136,7 @@ class TaskSequences(PackedTokens):
     def _values(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float64[Tensor, "rows"]:
-        """Return the metric's value for each sequence of a slice, as `measured` does, but allow NaN and infinite
-        values.
-        """
+        """Return the metric's value for each sequence of a slice. Unlike `measured`, allow NaN and infinity."""
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
@@ -183,10 +175,9 @@ class TaskSequences(PackedTokens):
     def gradients(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return the gradient of the sum of the metric over sequences with respect to `logits`, in the shape of
-        `logits`.
+        """Return the gradient of the sum of the metric over sequences, in the shape of `logits`.
 
-        `sequences`: the slice of sequences to which the logits belong. Raises ValueError if the metric has no gradient.
+        `logits`: of the sequences in the slice `sequences`. Raises ValueError if the metric has no gradient.
         """
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
@@ -218,8 +209,9 @@ class MetricValues:
         self.keep(self.read(batch, logits.unflatten(0, (self.copies, -1))))
 
     def read(self, batch: slice, logits: Float[Tensor, "copies rows predicted d_vocab"]) -> Tensor:
-        """Return the values of a batch [copies, rows]; the logits themselves if the metric must see all sequences at
-        once.
+        """Return the metric's values of a batch [copies, rows].
+
+        If the metric must see all sequences at once, and the batch has only some, return the logits.
         """
         if not self.sequences.by_rows and batch.stop - batch.start < len(self.sequences.tokens):
             return logits
