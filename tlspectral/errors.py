@@ -163,8 +163,7 @@ def _product(sizes: Iterable[int]) -> int:
 
 
 def public_call() -> str:
-    """Return the public function of this package that the user called, such as "ablate(model, heads, part)"; "" if
-    none.
+    """Return the public function that the user called, such as "ablate(model, heads, part)"; "" if none.
 
     Messages about swapped arguments end with it, because they are raised far below that function.
     """

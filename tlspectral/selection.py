@@ -67,8 +67,7 @@ def head_pairs(heads: Heads) -> list[tuple[int, int]]:
 
 
 def named_heads(heads: Heads) -> list[tuple[int, int | None]]:
-    """Return (layer, head) of each head in the given order, without duplicates; head None stands for all heads of a
-    layer.
+    """Return (layer, head) of each head in the given order, without duplicates; head None for a whole layer.
 
     Every function that takes heads reads them here. Negative numbers stay negative. `heads`: "L5H1", (5, 1), "L5", a
     list of these, or a frame with columns `layer` and `head`. Raises BadHead for anything else, and for a value with
@@ -78,12 +77,11 @@ def named_heads(heads: Heads) -> list[tuple[int, int | None]]:
 
 
 def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
-    """Return (layer, head) of one head, counted from 0; a negative number counts from the end of the table's layers or
-    heads.
+    """Return (layer, head) of one head, counted from 0; a negative number counts from the end.
 
-    `table`: a DataFrame with columns `layer` and `head`; it need not contain the head. `of`: the table's name in
-    messages. Raises BadHead if `head` is not one head, and for a negative number if the table lacks some layers or
-    heads.
+    `table`: a DataFrame with columns `layer` and `head`, whose numbers tell the end; it need not contain the head.
+    `of`: the table's name in messages. Raises BadHead if `head` is not one head, and for a negative number if the table
+    lacks some layers or heads.
     """
     layer, index = head_pair(head)
     if min(layer, index) < 0:
@@ -123,9 +121,7 @@ def _read(heads: Any) -> list[tuple[int, int | None]]:
 
 
 def _is_one(given: Any) -> bool:
-    """Return True if a value names one head or one layer: text, a table row, or a tuple or list of two whole
-    numbers.
-    """
+    """Return True if a value names one head or one layer: text, a table row, or two whole numbers."""
     return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
@@ -147,9 +143,7 @@ def _one_head(given: Any) -> tuple[int, int | None]:
 
 
 def _two_numbers(given: Any) -> tuple[int, int] | None:
-    """Return the two whole numbers of a plain tuple or list of length two; None for anything else, also a named
-    tuple.
-    """
+    """Return the two whole numbers of a plain tuple or list of length two; otherwise None, also for a named tuple."""
     if not (isinstance(given, list) or type(given) is tuple) or len(given) != 2:
         return None
     layer, head = map(whole_number, given)
@@ -257,8 +251,7 @@ def _of_table(index: int, column: pd.Series, head: Any, of: str) -> int:
 
 
 def _refuse_columns(given: Any) -> NoReturn:
-    """Raise BadHead for arrays of layers and of heads given one after the other, because (layers, heads) has two
-    readings.
+    """Raise BadHead for an array of layers and an array of heads, (layers, heads), which has two readings.
 
     `given`: the tuple or list of arrays. The message shows both readings.
     """
@@ -518,9 +511,7 @@ def kind_of(value: Any) -> str:
 
 
 def _kind_of_text(text: str) -> str:
-    """Return what a text is, such as "a head", "a receiver", "a part", "a task" or "text, such as a prompt"; "" if
-    unknown.
-    """
+    """Return what a text is, such as "a head", "a receiver", "a part" or "a task"; "" if unknown."""
     name = text.strip()
     if _NAME.fullmatch(name):
         return "a head"
@@ -538,8 +529,7 @@ def _kind_of_text(text: str) -> str:
 
 
 def _kind_of_container(value: Any) -> str:
-    """Return what a list, tuple, set or array holds, such as "heads" or "whole numbers, such as token ids"; "" if
-    unknown.
+    """Return what a list, tuple, set or array holds, such as "heads" or "texts, such as prompts"; "" if unknown.
 
     The first entries decide.
     """

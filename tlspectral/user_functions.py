@@ -35,9 +35,7 @@ def require_call(function: Callable[..., Any], arguments: Sequence[str], what: s
 
 
 def function_name(function: Any) -> str:
-    """Return the name of a user's function for messages: "Class.method" for a method, the class for a callable
-    object.
-    """
+    """Return the name of a user's function for messages: "Class.method" for a method, the class for an object."""
     inner = getattr(function, "func", None)  # functools.partial
     if inner is not None and not hasattr(function, "__name__"):
         return function_name(inner)
