@@ -51,9 +51,7 @@ class _Table(NamedTuple):
 
 
 class RotatedAttention(Swapped):
-    """Attention module of a Hugging Face model that also applies the learned rotation `spectral` to queries and
-    keys.
-    """
+    """Attention module of a Hugging Face model that also applies the learned rotation `spectral`."""
 
     spectral: SpectralRoPE
     rotated_forward: Callable[..., Any]

@@ -110,11 +110,10 @@ def load_claimed(model: Any, **options: Any) -> Any:
 
 
 def _load_saved(source: Source, options: dict[str, Any]) -> Any:
-    """Return the model of a saved folder or file: a whole spectral model, or the ordinary model with spectral
-    parameters.
+    """Return the model of a saved folder or file: a whole spectral model, or an ordinary model made spectral.
 
-    `options`: the arguments of `load_model` except the model. Raises FileNotFoundError, ValueError or
-    IncompatibleCheckpoint if the folder is incomplete, has parameters alone, or mixes two saves.
+    `source`: where it is saved. `options`: the arguments of `load_model` except the model. Raises FileNotFoundError,
+    ValueError or IncompatibleCheckpoint if the folder is incomplete, has parameters alone, or mixes two saves.
     """
     path = Path(source.location)
     config = read_config(path)

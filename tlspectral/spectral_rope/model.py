@@ -113,10 +113,10 @@ class SpectralModel(nn.Module):
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head; None for a layer without
-        RoPE.
+        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head.
 
-        `live`: True lets gradients pass through gain and phase to the spectral parameters.
+        The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
+        to the spectral parameters.
         """
         own = attention_view(self.rotated).rotary(layer)
         return spectral_geometry(own, by_layer(self.spectral).get(layer), live=live)

@@ -124,8 +124,9 @@ class SpectralRoPE(nn.Module):
         return super().__getattr__(name)
 
     def _compared(self) -> dict[str, tuple[Tensor, str]]:
-        """Return the constants that must agree when a state dict is loaded: dict from name to (value, text of the
-        error).
+        """Return the constants that must agree when a state dict is loaded, by name.
+
+        Each value is a tuple: the constant, and what a message says if a saved constant differs.
         """
         return {
             "theta": (self.theta, "other inverse frequencies (another rotary base or scaling)"),
@@ -135,9 +136,7 @@ class SpectralRoPE(nn.Module):
         }
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Add parameters and the constants of `_compared` to the state dict `destination`, with names that begin with
-        `prefix`.
-        """
+        """Add parameters and the constants of `_compared` to the dict `destination`, under names with `prefix`."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: value for name, (value, _) in self._compared().items()})
 
@@ -203,10 +202,9 @@ class SpectralRoPE(nn.Module):
         return self.theta.cpu().double() + self.shift_by_head()
 
     def phase_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
-        """Return the phase added to the angle between query and key, in radians, for each query head; 0 with
-        `shared_phase`.
+        """Return the phase added to the angle between query and key, in radians, for each query head.
 
-        `live`: True keeps the gradient.
+        It is 0 with `shared_phase`. `live`: True keeps the gradient.
         """
         if self.shared_phase:
             return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)

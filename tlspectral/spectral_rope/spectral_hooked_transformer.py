@@ -51,7 +51,7 @@ def require_hooked_transformer(before: str = "") -> None:
 class SpectralHookedTransformer(_Base):
     """A HookedTransformer with learnable rotary positions ("Bifocal Attention", section 3), for training from scratch.
 
-    For a trained model use `tls.to_spectral`. It needs TransformerLens 3:
+    For a trained model use `tls.to_spectral`. It needs TransformerLens before version 4:
 
         from tlspectral.spectral_rope import SpectralHookedTransformer, parameter_groups
 
@@ -70,7 +70,8 @@ class SpectralHookedTransformer(_Base):
         given, named: further arguments of HookedTransformer.
         scope: heads that share parameters: "head" (default), "group" (heads that share keys), "layer" or "model".
         heads, frequencies: heads and rotary pairs that learn. Default: all.
-        shared_phase, phase_noise, seed: as `tls.to_spectral` explains. Defaults: False, 0, 0.
+        shared_phase: True lets the phase act on queries and keys, which cancels in every score. Default: False.
+        phase_noise, seed: standard deviation of the phase at the start (radians), and seed of it. Defaults: 0.
         log_omega: True learns the logarithm of frequencies. Default: False, because no trained attention can be lost
             and a task may need a frequency of 0.
 
@@ -185,10 +186,10 @@ class SpectralHookedTransformer(_Base):
         return model
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head; None for a layer without
-        RoPE.
+        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head.
 
-        `live`: True lets gradients pass through gain and phase to the spectral parameters.
+        The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
+        to the spectral parameters.
         """
         geometry = reader.read_attention(self, layer).rotary
         return spectral_geometry(geometry, by_layer(self.spectral).get(layer), live=live)
@@ -235,8 +236,9 @@ def _stored(model: Any) -> dict[str, Tensor]:
 
 
 def _require_makeable(model: Any, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a model made from the config in `record` does not have these tensors, so loading would
-    fail.
+    """Raise ValueError if a model made from the config in `record` does not have these tensors.
+
+    Such a model could not be loaded again.
     """
     try:
         with torch.device("meta"), warnings.catch_warnings():

@@ -55,9 +55,7 @@ def _joined(kind: type[Swapped], own: type) -> type:
 
 
 def _reduce(module: Any, protocol: Any) -> Any:
-    """Return how to pickle a module of a swapped class: a tuple of function, arguments (kind and own class) and
-    state.
-    """
+    """Return how to pickle a module of a swapped class: a tuple (function, its arguments, state)."""
     own = type(module).own
     return _blank, (type(module).swapped_kind, own), *own.__reduce_ex__(module, protocol)[2:]
 

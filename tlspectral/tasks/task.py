@@ -302,7 +302,7 @@ def induction(
     Raises:
         ValueError: when a model reads the task: `prompts` are not repeated sequences or have ids that the model lacks,
             fewer than two sequences are to be drawn, or the context has no room for a segment of two tokens.
-        UnsupportedArchitecture: likewise, the model is an encoder, which sees the token to predict.
+        UnsupportedArchitecture: when an encoder reads the task, because it sees the token to predict.
 
     Not established: that a head with an effect here is an induction head. Heads that feed induction have an effect too,
     and so do heads whose removal damages the model in general.
@@ -348,7 +348,7 @@ def language(
     Raises:
         ValueError: when a model reads the task: text without a tokenizer, ids that the model does not have, ids that
             look padded without a mask, or a mask that does not fit.
-        UnsupportedArchitecture: likewise, the model is an encoder, which sees the token to predict.
+        UnsupportedArchitecture: when an encoder reads the task, because it sees the token to predict.
 
     Not established: a held-out loss. Most models were trained on the packaged book: compare a model with itself.
     """
