@@ -227,8 +227,7 @@ def metrics_of_draws(
 def controlled_moments(
     draws: Float64[np.ndarray, " draws"], control: Float64[np.ndarray, " draws"], mean: float, variance: float
 ) -> tuple[float, float, bool, bool]:
-    """Return mean and standard deviation (ddof 0) of a metric's draws, each improved by a control variate if this
-    helps.
+    """Return mean and standard deviation (ddof 0) of a metric's draws, with a control variate if it helps.
 
     Two flags follow: was the control variate used for the mean, and for the deviation? `control`: x = tr(M^2) / ||M||^2
     of the same draws; its exact `mean` and `variance` are known. The control variate is used for a number only if its

@@ -44,8 +44,10 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
     ...     n_blocks = 3
     ...     def draw(self, seed):
     ...         blocks = tuple(torch.tensor([key, key + 10]) for key in (3, 4, 5))
-    ...         return BlockDraw(torch.tensor([1]), blocks, (Question(1, torch.tensor([4]), 14),), (13, 14, 15))
-    >>> task_answers(tls.load_model("tiny-rope"), Pairs(draws=1))[["query", "answer", "rank"]].values.tolist()
+    ...         question = Question(1, torch.tensor([4]), 14)
+    ...         return BlockDraw(torch.tensor([1]), blocks, (question,), (13, 14, 15))
+    >>> table = task_answers(tls.load_model("tiny-rope"), Pairs(draws=1))
+    >>> table[["query", "answer", "rank"]].values.tolist()
     [[1, '14', 1]]
 
     Args:
@@ -54,11 +56,11 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
         seed: seed of the draws; the same seed gives the prompts of `positional_symbolic`. Default: 0.
 
     Returns:
-        DataFrame, a row per question of each draw. Columns: `draw, query, answer, probability, rank,
-            relative_probability, chance`. `probability` (0 to 1) and `rank` (1 is the most probable token) belong to
-            the first token of the answer. `relative_probability` is `probability` over the summed probability of the
-            first tokens of all possible answers. `chance` is the share of the possible answers that begin with the
-            right token. The model's accuracy is `(table["rank"] == 1).mean()`.
+        DataFrame, the table `block_answers`, a row per question of each draw. Columns of `block_answers`: `draw, query,
+            answer, probability, rank, relative_probability, chance`. `probability` (0 to 1) and `rank` (1 is the most
+            probable token) belong to the first token of the answer. `relative_probability` is `probability` over the
+            summed probability of the first tokens of all possible answers. `chance` is the share of the possible
+            answers that begin with the right token. The model's accuracy is `(table["rank"] == 1).mean()`.
 
     Raises:
         ValueError: a model without tokenizer for text; a tokenizer that merges text across blocks, or the end of the

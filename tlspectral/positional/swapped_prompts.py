@@ -91,9 +91,10 @@ def positional_symbolic(
     """Score each head as positional and symbolic: does attention stay or follow when two blocks of a prompt swap?
 
     >>> import tlspectral as tls, torch
-    >>> start, query = torch.tensor([1]), torch.tensor([4])
-    >>> prompt = tls.positional.BlockPrompt(start, torch.tensor([[3, 13], [4, 14], [5, 15]]), query)
-    >>> tls.positional_symbolic(tls.load_model("tiny-rope"), prompt)["s_sym"].round().tolist()
+    >>> blocks = torch.tensor([[3, 13], [4, 14], [5, 15]])
+    >>> prompt = tls.positional.BlockPrompt(torch.tensor([1]), blocks, torch.tensor([4]))
+    >>> scores = tls.positional_symbolic(tls.load_model("tiny-rope"), prompt)
+    >>> scores["s_sym"].round().tolist()
     [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
 
     The last token's attention to two blocks is compared before and after the blocks swap ("Decoupling Positional and
@@ -105,8 +106,7 @@ def positional_symbolic(
             "gemma-2", "llama-3.2", "qwen2"), "key-value", "copying", "needle", "list-index".
         mode: "prompt" (default) swaps words and runs the model again; "key" swaps the keys of one run.
         tau: temperature of the weights of swaps. Default: 0.1 of the head's largest difference between two blocks.
-        per_frequency: True gives a row per rotary pair. logit_scale: factor on query-key products. Default: the
-            model's.
+        per_frequency: True gives a row per rotary pair. logit_scale: factor on scores. Default: the model's.
         by: "query" or "draw" gives a row per query, or per draw or prompt. Default: means over all.
         swaps: "kept" (default, all pairs without the first block), "all", "per_query" (queried block with each other),
             or index pairs.
@@ -116,8 +116,9 @@ def positional_symbolic(
     Returns:
         DataFrame. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index, logit_std,
             tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Scores and `exclusion_index` (0
-            symbolic, 1 positional) lie from 0 to 1; `_se`: standard error over draws. Its attrs hold the `correlation`
-            of both scores over heads with a random null, and the model's `answers` to a task.
+            symbolic, 1 positional) lie from 0 to 1; `logit_std`: standard deviation of logits; `alpha_ess`: effective
+            number of swaps; `_se`: standard error over draws. Its attrs hold the `correlation` of both scores over
+            heads with a random null, and the model's `answers` to a task.
 
     Raises:
         TypeError, ValueError: an unusable model, prompt, task, setting or swap. BadHead: a head does not exist.

@@ -25,7 +25,8 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
 
     >>> import tlspectral as tls, tempfile
     >>> from tlspectral.spectral_rope import load_spectral, save_spectral
-    >>> model, file = tls.load_model("tiny-rope"), f"{tempfile.mkdtemp()}/learned.safetensors"
+    >>> model = tls.load_model("tiny-rope")
+    >>> file = f"{tempfile.mkdtemp()}/learned.safetensors"
     >>> save_spectral(tls.to_spectral(model), file)
     >>> type(load_spectral(model, file)).__name__
     'SpectralModel'

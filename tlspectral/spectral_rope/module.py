@@ -34,7 +34,8 @@ class SpectralRoPE(nn.Module):
     >>> import torch
     >>> from tlspectral.spectral_rope import SpectralRoPE
     >>> columns = {"real_index": torch.tensor([0, 1]), "imag_index": torch.tensor([2, 3])}
-    >>> rope, queries = SpectralRoPE(torch.tensor([1.0, 0.1]), 2, 1, **columns), torch.randn(1, 5, 2, 4)
+    >>> rope = SpectralRoPE(torch.tensor([1.0, 0.1]), 2, 1, **columns)
+    >>> queries = torch.randn(1, 5, 2, 4)
     >>> rope(queries, torch.arange(5), "query").equal(queries)
     True
 

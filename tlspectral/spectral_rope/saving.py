@@ -62,7 +62,8 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
 
     >>> import tlspectral as tls, tempfile
     >>> from tlspectral.spectral_rope import load_spectral, save_spectral
-    >>> model, file = tls.load_model("tiny-rope"), f"{tempfile.mkdtemp()}/learned.safetensors"
+    >>> model = tls.load_model("tiny-rope")
+    >>> file = f"{tempfile.mkdtemp()}/learned.safetensors"
     >>> save_spectral(tls.to_spectral(model), file)
     >>> spectral = load_spectral(model, file)
 

@@ -104,7 +104,8 @@ def excess_z(
     The result has no unit, so effects on two tasks can be compared. It is NaN for one draw, and if all draws are equal.
 
     >>> import numpy as np
-    >>> excess_z(np.array([3.0, 3.0]), np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])).tolist()
+    >>> draws = np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])
+    >>> excess_z(np.array([3.0, 3.0]), draws).tolist()
     [3.0, nan]
 
     Args:

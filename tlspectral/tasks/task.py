@@ -113,7 +113,8 @@ class Task:
         Use it to see what a head restores: an edge or output is then replaced by its value on the clean prompt.
 
         >>> import tlspectral as tls
-        >>> task = tls.logit_difference([[1, 5, 6, 7, 5]], 6, 8, counterfactual=[[1, 5, 8, 7, 5]])
+        >>> prompts, pairs = [[1, 5, 6, 7, 5]], [[1, 5, 8, 7, 5]]
+        >>> task = tls.logit_difference(prompts, 6, 8, counterfactual=pairs)
         >>> task.denoising().prompts
         [tensor([1, 5, 8, 7, 5])]
 
@@ -140,7 +141,8 @@ class Task:
         Use it to choose on one half (such as the edges of a circuit) and evaluate on the other.
 
         >>> import tlspectral as tls
-        >>> fit, held_out = tls.logit_difference([[1, 2], [1, 3], [1, 4], [1, 5]], 6, 7).split(0.5)
+        >>> task = tls.logit_difference([[1, 2], [1, 3], [1, 4], [1, 5]], 6, 7)
+        >>> fit, held_out = task.split(0.5)
         >>> len(fit.prompts), len(held_out.prompts)
         (2, 2)
 
