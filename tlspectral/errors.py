@@ -5,6 +5,7 @@ A message names the model, layer and role, says what was found, and what to type
 
 import difflib
 import importlib.util
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -132,6 +133,91 @@ def public_call() -> str:
     if name.startswith(("_", "<")) or not names:
         return ""
     return f"{name}({', '.join(names)})"
+
+
+WHOLE_NUMBERS = "whole numbers, such as token ids"
+_KINDS_OF_NAMES = {
+    "a head": r"L?-?\d+[H.]-?\d+",
+    "all heads of a layer": r"L-?\d+",
+    "a receiver": r"L?-?\d+(H|\.|KV)-?\d+\.[qkv]|L?-?\d+\.?MLP|logits",
+    "a part": r"(anti)?symmetric(_static)?|rope_phase|output|M_S|M_A|Im\(M_t\)",
+    "a task": "induction|language",
+    "the file of a table": r".*\.(parquet|csv)",
+}
+"""Regular expressions for names that users write, by the kind of argument that they are."""
+_PLURALS = {"a head": "heads", "a receiver": "receivers", "a part": "parts", WHOLE_NUMBERS: WHOLE_NUMBERS}
+
+
+def kind_of(value: Any) -> str:
+    """Return which kind of argument a value is, such as "a model", "a part" or "a head"; "" if it is not recognised.
+
+    It is for messages about swapped arguments. Objects are recognised by their attributes, so nothing is imported.
+    """
+    if isinstance(value, type):
+        return ""
+    if isinstance(value, str):
+        return _kind_of_text(value)
+    for kind, attributes in (
+        ("a model", ("run_with_hooks",)),
+        ("a model", ("named_parameters",)),
+        ("a model", ("only_weights",)),
+        ("a task", ("metric", "prompts")),
+        ("a part", ("acts_on", "settings")),
+        ("the value of a task", ("per_sequence",)),
+        ("a dictionary of features", ("decoder", "encode")),
+        ("a prompt in blocks", ("prefix", "blocks", "suffix")),
+        ("a table", ("columns", "dtypes")),
+        ("a table", ("column_names", "schema")),
+        ("a receiver", ("layer", "head", "input", "shared")),
+    ):
+        if all(hasattr(value, attribute) for attribute in attributes):
+            return kind
+    if callable(value):
+        return "a function"
+    if isinstance(value, Mapping):
+        return "a tokenizer's batch" if "input_ids" in value else ""
+    if isinstance(value, list | tuple | Set):
+        return _kind_of_entries(value)
+    dtype = str(getattr(value, "dtype", "")) if getattr(value, "ndim", 0) else ""
+    return WHOLE_NUMBERS if "int" in dtype else "numbers" if "float" in dtype else ""
+
+
+def _kind_of_text(text: str) -> str:
+    """Return `kind_of` of text: the name of a head, layer, receiver, part, ready task or file, or a prompt."""
+    name = text[:200].strip()
+    for kind, names in _KINDS_OF_NAMES.items():
+        if re.fullmatch(names, name, re.IGNORECASE):
+            return kind
+    return "text, such as a prompt" if " " in name else ""
+
+
+def _kind_of_entries(values: Iterable[Any]) -> str:
+    """Return `kind_of` of a list, tuple or set, by its first entries."""
+    entries = [entry for entry, _ in zip(values, range(8), strict=False)]
+    numbers = [isinstance(entry, int) and not isinstance(entry, bool) for entry in entries]
+    if entries and all(numbers):
+        return "a head" if len(entries) == 2 and isinstance(values, list | tuple) else WHOLE_NUMBERS
+    if entries and all(isinstance(entry, str) for entry in entries):
+        kinds = {_kind_of_text(entry) for entry in entries}
+        return _PLURALS.get(kinds.pop(), "texts, such as prompts") if len(kinds) == 1 else "texts, such as prompts"
+    if entries and all(isinstance(entry, list | tuple) and len(entry) for entry in entries):
+        kinds = {_kind_of_entries(entry) for entry in entries}
+        return _PLURALS.get(kinds.pop(), "") if len(kinds) == 1 else ""
+    return ""
+
+
+def not_a(value: Any, expected: str) -> str:
+    """Return the beginning of a message: "VALUE is a part, not EXPECTED; check the order of the arguments: CALL".
+
+    `expected`: what the argument should be, such as "a head". CALL is the public function with its arguments. For a
+    value that is not recognised the text is "VALUE is not EXPECTED", or "VALUE names no head" (also for receivers).
+    """
+    kind, noun = kind_of(value), expected.removeprefix("a ")
+    if kind in ("", expected):
+        named = noun.rstrip("s") in ("head", "receiver")
+        return f"{shown(value)} {'names no ' + noun if named else 'is not ' + expected}"
+    call = public_call()
+    return f"{shown(value)} is {kind}, not {expected}; check the order of the arguments{': ' * bool(call)}{call}"
 
 
 def require_package(package: str, needed_for: str, install: str) -> None:

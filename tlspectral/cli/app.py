@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tlspectral.errors import MissingParts, TlspectralError, did_you_mean
+from tlspectral.errors import MissingParts, TlspectralError, did_you_mean, shown
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def choice(option: str, names: tuple[str, ...], text: str) -> Any:
     def checked(value: str | None) -> str | None:
         if value is None or value in names:
             return value
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}{did_you_mean(value, names)}")
+        raise typer.BadParameter(f"{shown(value)} is none of {', '.join(names)}{did_you_mean(value, names)}")
 
     return typer.Option(
         option, metavar="|".join(names), help=text, callback=checked, autocompletion=lambda: list(names)
@@ -56,7 +56,7 @@ def _shared_out(context: Any, text: str | None) -> str | None:
 
     numbers = re.fullmatch(r"(\d+)/(\d+)", text)
     if numbers is None:
-        raise typer.BadParameter(f"{text!r} is no shard: give its number and how many there are, such as 3/16")
+        raise typer.BadParameter(f"{shown(text)} is no shard: give its number and how many there are, such as 3/16")
     given = context.meta[_GIVEN]
     words = zip(["", *given], given, strict=False)
     command = [word for before, word in words if before != "--shard" and not word.startswith("--shard")]

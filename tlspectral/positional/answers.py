@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.errors import not_a
 from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
@@ -66,6 +67,8 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
     `chance` does not account for this.
     """
     with measured(model) as view:
+        if not isinstance(task, BlockTask):
+            raise TypeError(f"{not_a(task, 'a task of blocks')}: give one such as tls.positional.NeedleTask()")
         scored = task.task(seed=seed)
         packed, prompts = scored.prompts.packed(view), scored.prompts.prompts
         tables = []

@@ -72,6 +72,8 @@ def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
+    if tokens.ndim != 2:
+        raise ValueError(f"token ids of shape {tuple(tokens.shape)} are not sequences: give ids [sequences, pos]")
     if not len(tokens) or segment_length_of(tokens) is None:
         refuse_padding(view, tokens, "give sequences [BOS, r, r] without padding")
         raise ValueError(

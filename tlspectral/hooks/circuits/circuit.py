@@ -14,7 +14,7 @@ import scipy.stats
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
@@ -385,7 +385,7 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     that lacks what they name.
     """
     if rank not in (None, "selected"):
-        raise ValueError(f"rank is 'selected' or None, the size of the estimate; found {rank!r}")
+        raise ValueError(f"rank is 'selected' or None, the size of the estimate; found {shown(rank)}")
     if not isinstance(edges, pd.DataFrame):
         raise ValueError(
             "edges are ranked by a table with sender, receiver and estimate, such as that of edge_effects; found "
@@ -485,7 +485,7 @@ def _shares(sizes: Any) -> list[float]:
         or shares.dtype.kind not in "iuf"
         or not ((shares > 0) & (shares <= 1)).all()
     ):
-        raise ValueError(f"sizes are a list of shares of all edges, above 0 and up to 1; found {sizes!r}"[:200])
+        raise ValueError(f"sizes are a list of shares of all edges, above 0 and up to 1; found {shown(sizes)}"[:200])
     return shares.tolist()
 
 
