@@ -118,21 +118,19 @@ def public_call() -> str:
 
     It stands at the end of messages about swapped arguments, which are raised far below that function.
     """
-    frame, outermost = sys._getframe(), None
+    frame, call = sys._getframe(), ""
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
-        if str(frame.f_globals.get("__name__")).startswith("tlspectral."):
-            outermost = frame
+        module, code = str(frame.f_globals.get("__name__")), frame.f_code
+        names = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
+        name = code.co_name
+        if name in ("__init__", "__post_init__", "__new__") and code.co_argcount:
+            name = type(frame.f_locals[code.co_varnames[0]]).__name__
+        if module.startswith("tlspectral.cli"):  # the user typed a command, not this function
+            return ""
+        if module.startswith("tlspectral.") and names and not name.startswith(("_", "<")):
+            call = f"{name}({', '.join(names)})"  # the outermost such function wins
         frame = frame.f_back
-    if outermost is None or str(outermost.f_globals.get("__name__")).startswith("tlspectral.cli"):
-        return ""
-    code = outermost.f_code
-    names = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
-    name = code.co_name
-    if name in ("__init__", "__post_init__", "__new__") and code.co_argcount:
-        name = type(outermost.f_locals[code.co_varnames[0]]).__name__
-    if name.startswith(("_", "<")) or not names:
-        return ""
-    return f"{name}({', '.join(names)})"
+    return call
 
 
 WHOLE_NUMBERS = "whole numbers, such as token ids"
@@ -207,17 +205,20 @@ def _kind_of_entries(values: Iterable[Any]) -> str:
 
 
 def not_a(value: Any, expected: str) -> str:
-    """Return the beginning of a message: "VALUE is a part, not EXPECTED; check the order of the arguments: CALL".
+    """Return the beginning of a message: "VALUE is a part, not EXPECTED; check the order of the arguments of CALL".
 
     `expected`: what the argument should be, such as "a head". CALL is the public function with its arguments. For a
     value that is not recognised the text is "VALUE is not EXPECTED", or "VALUE names no head" (also for receivers).
     """
     kind, noun = kind_of(value), expected.removeprefix("a ")
+    verb = "is" if kind.startswith(("a ", "all ", "the ", "text,")) else "are"
     if kind in ("", expected):
         named = noun.rstrip("s") in ("head", "receiver")
         return f"{shown(value)} {'names no ' + noun if named else 'is not ' + expected}"
+    if kind.split()[-1].rstrip("s") in ("head", "receiver", "layer") and noun.rstrip("s") in ("head", "receiver"):
+        return f"{shown(value)} {verb} {kind}, not {expected}"  # the right argument in another form
     call = public_call()
-    return f"{shown(value)} is {kind}, not {expected}; check the order of the arguments{': ' * bool(call)}{call}"
+    return f"{shown(value)} {verb} {kind}, not {expected}; check the order of the arguments{' of ' * bool(call)}{call}"
 
 
 def require_package(package: str, needed_for: str, install: str) -> None:

@@ -163,7 +163,7 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
             "L1H0.v: attention does not depend on values",
         ),
         ({"receivers": "L1H0.w"}, BadHead, "'L1H0.w' names no receiver"),
-        ({"receivers": "L1H0"}, BadHead, r"'L1H0' names no receiver: .*{\"k\": heads}"),
+        ({"receivers": "L1H0"}, BadHead, r"'L1H0' is a head, not a receiver: .*{\"k\": heads}"),
         ({"measure": "induction"}, ValueError, "measure must be one of"),
         (
             {"replace": "median"},

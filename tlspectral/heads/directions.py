@@ -131,7 +131,10 @@ def head_directions(
     if kind not in SIDES:
         raise ValueError(f"kind must be 'qk' or 'ov', not {shown(kind)}")
     if min(n_directions, n_words, draws) < 1:
-        raise ValueError(f"n_directions={n_directions}, n_words={n_words}, draws={draws}: give numbers of 1 or more")
+        raise ValueError(
+            f"n_directions={shown(n_directions, 40)}, n_words={shown(n_words, 40)}, draws={shown(draws, 40)}: give "
+            "numbers of 1 or more"
+        )
     if task is not None and kind == "ov":
         raise ValueError('task= needs kind="qk", because it contrasts keys: give kind="qk", or leave out task=')
     with measured(model, report_hooks=task is not None) as view:

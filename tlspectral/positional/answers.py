@@ -11,12 +11,12 @@ from tlspectral.errors import not_a
 from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
-from tlspectral.positional.block_task import first_token
+from tlspectral.positional.block_task import BlockTask, first_token
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
-    from tlspectral.positional.block_task import BlockDraw, BlockTask
+    from tlspectral.positional.block_task import BlockDraw
 
 BLOCK_ANSWERS = Schema(
     "block_answers",

@@ -80,7 +80,7 @@ def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
     require_table(heads, "give a table such as the result of tls.analyze_heads")
     absent = [name for name in names if name not in heads.columns]
     if absent:
-        raise ValueError(f"the table has no column {absent}: choose from {', '.join(map(str, heads.columns))}")
+        raise ValueError(f"the table has no column {shown(absent)}: choose from {', '.join(map(str, heads.columns))}")
     twice = [name for name in names if (heads.columns == name).sum() > 1]
     if twice:
         raise ValueError(f"the table has more than one column called {twice}: rename or drop one of them")
@@ -124,4 +124,4 @@ def _as_floats(values: Any, name: str) -> np.ndarray:
             return np.ma.filled(values.astype(np.float64), np.nan)
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must hold numbers: {error}") from error
+        raise ValueError(f"{name} must hold numbers: {str(error)[:120]}") from error

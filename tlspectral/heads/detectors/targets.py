@@ -98,8 +98,8 @@ def _matrix(weights: Any, index: int | None = None, function: str = "") -> Tenso
         if real_tensor(values) and not_finite_at is not None:
             place = not_finite_at.nonzero()[0].tolist()
             description = f"{values[tuple(place)].item()} at {place}"
-        description += f" from the function {function}" if function else ""
         description += "" if index is None else f" for prompt {index}"
+        description += f" from the function {function}" if function else ""
         raise TypeError(
             "pattern= takes a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function from a "
             f"prompt's token ids to one, or a name ({', '.join(PATTERNS)}); found {description}"

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tlspectral.errors import shown
+from tlspectral.errors import not_a, shown
 from tlspectral.hooks.attribution.dictionary_origin import DictionaryOrigin
 from tlspectral.hooks.attribution.stream_terms import StreamTerms
 from tlspectral.models.reading.view import AttentionView
@@ -162,7 +162,7 @@ class Dictionary:
             given = {"streams": streams.to(wide, copy=True).to(self.decoder.device)}
             what, shape = f"encode ({function_name(self.encode)})", (len(streams), len(self.decoder))
             returned = call_users(self.encode, given, what, f"activations [tokens, features] of shape {shape}")
-        expected = f"{what} must return activations [tokens, features]"
+        expected = f"{function_name(self.encode)}: encode must return activations [tokens, features]"
         activations = returned_tensor(returned, shape, expected)
         wrong = not_finite(activations)
         if wrong is not None:
@@ -194,7 +194,8 @@ def require_division(by: str, known: tuple[str, ...], dictionary: Any) -> None:
     if by not in known:
         raise ValueError(f"by= must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}; found {shown(by)}")
     if dictionary is not None and not isinstance(dictionary, Dictionary):
-        raise TypeError(f"dictionary= must be a tls.Dictionary; found {type(dictionary).__name__}")
+        wrong = not_a(dictionary, "a dictionary of features")
+        raise TypeError(f"{wrong}: dictionary= must be a tls.Dictionary; found {type(dictionary).__name__}")
     if dictionary is not None and by != "source":
         raise ValueError(f"dictionary= does not go with by={shown(by)}: give by='source'")
 

@@ -317,7 +317,7 @@ def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *,
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {shown(control)}")
     if draws is not None and control is None:
-        raise ValueError(f"draws={draws} needs control='random': give that too")
+        raise ValueError(f"draws={shown(draws)} needs control='random': give that too")
     number = None if draws is None else counted(draws, 1, "draws is how many controls each effect has")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {shown(screen)}")

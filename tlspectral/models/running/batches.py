@@ -177,7 +177,7 @@ def _numbers(given: Any, what: str) -> Tensor:
 
 def _no_positions(given: Any, what: str) -> TypeError:
     """Return the TypeError for values that are not positions."""
-    return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {given!r}"[:200])
+    return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {shown(given)}")
 
 
 # --- how many sequences a pass takes ---
