@@ -472,7 +472,9 @@ def naming_nodes(given: Any) -> str:
     known = (end for end in ends if hasattr(end, "position") and getattr(end, "kind", None) in _NODES)
     names = [_NODES[node.kind].format(layer=node.layer, head=node.head) for node in known]
     listed = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
-    return f"; instead of TransformerLens' nodes, which have one position each, give names: {listed}" if names else ""
+    return (
+        f"; instead of TransformerLens' nodes, which have one position each, give the names: {listed}" if names else ""
+    )
 
 
 def _refuse(given: Any) -> NoReturn:

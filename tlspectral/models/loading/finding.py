@@ -71,7 +71,8 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
         raise ValueError(f"checkpoint={shown(checkpoint)} is not a training step; give a whole number from 0 up.")
     text = os.fspath(name)
-    if (len(text) > _LONGEST or kind_of(text)) and not os.path.exists(text):
+    known = kind_of(text) not in ("", "text, such as a prompt")
+    if (len(text) > _LONGEST or known) and not os.path.exists(text):
         raise ValueError(f"{not_a(text, 'a model')}: give a model, its name or its path, such as 'tiny-rope'")
     path = Path(text).expanduser()
     if text.lower() in TINY:
