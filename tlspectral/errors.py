@@ -5,23 +5,72 @@ A message names the model, layer and role, says what was found, and what to type
 
 import difflib
 import importlib.util
+import inspect
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import ContextDecorator
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Modules whose frames can lie between the user's line and a function of this package: its own, `with`, shape checks.
 _PASSED = {"tlspectral", "tlspectral_studies", "contextlib", "jaxtyping", "beartype"}
 
 
-def warn_caller(message: str) -> None:
-    """Give a UserWarning that points to the user's line, the last one outside this package."""
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Give a warning that points to the user's line, the last one outside this package."""
     level, frame = 1, sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
+
+
+def earlier_calls(*positional: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: the function also takes arguments as its earlier release did, and warns the caller.
+
+    Args:
+        positional: names of keyword-only parameters that earlier were the next positional ones, in their order.
+        renamed: from the earlier keyword of a parameter to its name now.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters.values()
+        n_positional = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+        first = next(iter(parameters))
+
+        @wraps(function)
+        def called(*args: P.args, **options: P.kwargs) -> R:
+            arguments, keywords = list(args), dict(options)
+            surplus = arguments[n_positional:]
+            if positional and 0 < len(surplus) <= len(positional):
+                del arguments[n_positional:]
+                for name, value in zip(positional, surplus, strict=False):
+                    if name in keywords:
+                        raise TypeError(f"{function.__name__}() got multiple values for argument {name!r}")
+                    keywords[name] = value
+                    _warn_of_earlier(f"{function.__name__}: write {name}=, which is a keyword now")
+            for earlier, now in renamed.items():
+                # A function with **tables takes a further table of this name: only a missing argument is renamed.
+                if earlier in keywords and now not in keywords and not (now == first.name and arguments):
+                    value = keywords.pop(earlier)
+                    if first.name == now and first.kind is first.POSITIONAL_ONLY:
+                        arguments.insert(0, value)
+                    else:
+                        keywords[now] = value
+                    _warn_of_earlier(f"{function.__name__}: {earlier}= is now called {now}=")
+            return function(*arguments, **keywords)  # type: ignore[arg-type]
+
+        return called
+
+    return decorate
+
+
+def _warn_of_earlier(message: str) -> None:
+    warn_caller(f"{message}; the earlier call works in this version only", DeprecationWarning)
 
 
 class UserBlock(ContextDecorator):

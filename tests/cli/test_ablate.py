@@ -152,7 +152,7 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         ),
         (
             ("--heads", "L5H1", "--prompts", "MISSPELT"),
-            "has a column 'counterfactuals', which is not used; did you mean 'counterfactual'?",
+            "has a column 'counterfactuals', which has no meaning here; did you mean 'counterfactual'?",
         ),
         (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
         (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),

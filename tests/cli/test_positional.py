@@ -109,7 +109,7 @@ def test_prompts_come_from_a_file(tmp_path):
     assert "swaps per_query by prompt" in done.output
     (tmp_path / "printed.jsonl").write_text(run("positional", "--example").stdout, encoding="utf-8")
     assert PromptFile(str(tmp_path / "printed.jsonl")).n_blocks == 3
-    assert "--pairs is for a task by name" in refusal("positional", "any", *options, "--pairs", 4)
+    assert "--pairs works with --task" in refusal("positional", "any", *options, "--pairs", 4)
 
 
 @pytest.mark.usefixtures("llama")

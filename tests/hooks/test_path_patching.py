@@ -143,7 +143,7 @@ def test_a_screen_measures_edges_into_receivers_that_are_given():
 
 def test_attention_of_a_task_is_measured_at_its_query_and_key():
     model = tls.load_model("tiny-rope")
-    tokens = repeated_sequences(attention_view(model), 4, 8)
+    tokens = repeated_sequences(attention_view(model), n_sequences=4, segment_length=8)
     task = tls.Task(
         tokens, lambda logits, tokens, mask: logits[:, -1, 0], predict=-1, attention=[(12, 5)] * 4, name="mine"
     )

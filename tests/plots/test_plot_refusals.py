@@ -63,7 +63,7 @@ REFUSED = {
     "ten histograms": (lambda: figures.score_histograms(by_query(range(10))), ValueError, "10 queried blocks"),
     "a sweep from CSV": (
         lambda: plots.ablation_effects(
-            plotted_tables.SWEEP.assign(control_draws="[0.1, 0.2]", control_p=0.5), plotted_tables.HEADS
+            plotted_tables.SWEEP.assign(control_draws="[0.1, 0.2]", control_p=0.5), detectors=plotted_tables.HEADS
         ),
         ValueError, r"control_draws holds text \('\[0\.1, 0\.2\]'\), because CSV cannot store lists",
     ),

@@ -41,7 +41,7 @@ ONE_PANEL = {
     "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
     "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the gap carried"),
     "ablation_effects": (
-        lambda **ax: plots.ablation_effects(CONTROLLED, plotted_tables.HEADS, **ax), "control_p",
+        lambda **ax: plots.ablation_effects(CONTROLLED, detectors=plotted_tables.HEADS, **ax), "control_p",
     ),
     "plane": (lambda **ax: plots.plane(plotted_tables.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
@@ -72,7 +72,7 @@ OF_A_MODEL = {
     ),
     "eigenvalues": (lambda: plots.eigenvalues(shared("bridge", "gpt2"), ["L0H1", "L1H0"]), "draws of its null"),
     "wall": (
-        lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), heads=made_up_heads.heads()),
+        lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), table=made_up_heads.heads()),
         "Each square is one head",
     ),
 }

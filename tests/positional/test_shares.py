@@ -105,7 +105,10 @@ def test_longer_runs_and_other_suffixes_of_the_prompt():
             logits(model, longer[:, :15])
 
 
-START = "row 0 has token 2 at position 0, and .* has token {first} there .the prompt begins 1 token later.: .* start token in front"
+START = (
+    "row 0 has token 2 at position 0, and .* has token {first} there .the prompt begins 1 token later.: .*"
+    " start token in front"
+)
 OTHERS = {  # which rows are wrong, and what is said
     "a start token": (lambda own: torch.cat([torch.full_like(own[:, :1], 2), own], 1), START),
     "another block": (lambda own: own.index_fill(1, torch.tensor([7]), 2), "row 0 has token 2 at position 7"),
@@ -240,7 +243,7 @@ def test_a_sweep_is_whole_passes_under_ablate(part):
     rows_are_ablated_runs(model, sweep, part, task)
     assert sweep.attrs["block_starts"] == [3, 6, 9, 12]
     assert sweep["control_delta"].abs().min() > 1e-6
-    with pytest.raises(ValueError, match="parts without blocks"):
+    with pytest.raises(ValueError, match="a part without blocks"):
         tls.ablation_sweep(model, part, screen="gradient", **options)
 
 

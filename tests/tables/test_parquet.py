@@ -416,3 +416,18 @@ def test_csv_has_the_numbers_and_beside_it_the_meaning_of_its_columns(tmp_path):
     assert pd.read_csv(tmp_path / "labelled.csv").columns.tolist() == ["layer", "D_head"]
     with pytest.raises(ValueError, match=r"heads\.csv is CSV, .*pandas\.read_csv"):
         read_table(tmp_path / "heads.csv")
+
+
+def test_columns_of_an_earlier_release_get_their_names_of_now(tmp_path):
+    earlier = pd.DataFrame({"name": ["L0H0"], "random_delta": [0.5], "random_overlap": [0.25], "random_draws": [2]})
+    earlier.attrs = {"table": "band_effects"}
+    other = earlier.copy()
+    other.attrs = {"table": "of my own"}
+    for table, file in ((earlier, "bands.parquet"), (other, "other.parquet")):
+        write_table(table, tmp_path / file)
+    with pytest.warns(UserWarning, match=r"bands\.parquet .* random_delta is now control_delta, random_overlap is now"):
+        table = read_table(tmp_path / "bands.parquet")
+    # Draws were a count, which no column is now.
+    assert list(table) == ["name", "control_delta", "control_overlap", "random_draws"]
+    assert table["control_delta"].tolist() == [0.5]
+    assert list(read_table(tmp_path / "other.parquet")) == list(other)

@@ -49,7 +49,7 @@ def a_layer_is_a_job(monkeypatch):
 
 @functools.cache
 def drawn(count=3):
-    return repeated_sequences(attention_view(shared("bridge", "llama")), count, 8, seed=1)
+    return repeated_sequences(attention_view(shared("bridge", "llama")), n_sequences=count, segment_length=8, seed=1)
 
 
 @functools.cache

@@ -101,11 +101,11 @@ ROWS = [
     ("kernel_prediction", lambda model: kernel_prediction(model, "L1H1", PROMPT), None, None),
     ("ov_attribution", written, None, None),
     ("k_composition", lambda model: tls.k_composition(model, "L1H1"), [0, 1], None),
-    ("k_composition", tls.k_composition, None, "those of a sender"),
+    ("k_composition", tls.k_composition, None, "has a row per edge"),
     ("copying_scores", tls.heads.copying_scores, None, None),
     ("ablation_sweep", sweep, None, None),
     ("band_effects", lambda model: tls.hooks.band_effects(model, "L1H1", task=TASK, draws=1), None, None),
-    ("edge_effects", lambda model: tls.edge_effects(model, "L1H1.k", task=TASK), None, "those of a sender"),
+    ("edge_effects", lambda model: tls.edge_effects(model, "L1H1.k", task=TASK), None, "has a row per edge"),
     ("wall", lambda model: tls.hooks.wall(model, PROMPT[0]).table(), None, None),
     ("check_hook.heads", lambda model: tls.hooks.check_hook(model, NO_HEAD, "L0H1").heads, None, None),
 ]
@@ -320,7 +320,7 @@ def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
         tls.write_table(given, path)
         done = CliRunner().invoke(app, ["ablate", "tiny-rope", str(path), *options])
         assert done.exit_code == code, done.output
-    assert "no detector scores (prev): make it again without --no-detectors" in done.stderr
+    assert "no detector scores (prev), which choose the heads" in done.stderr
 
 
 # --- functions of several tables ---

@@ -222,7 +222,7 @@ def test_collect_makes_no_part(monkeypatch):
 @pytest.mark.usefixtures("inside")
 def test_collect_of_parts_that_a_function_made():
     model = tls.load_model("tiny-rope")
-    assert "holds no work of shards" in run("collect", ".").stderr
+    assert "has no work of shards" in run("collect", ".").stderr
     for index, status in ((1, 1), (2, 0)):
         with shard(index, 2):
             tls.ablation_sweep(model, "output", folder="sweep")
@@ -234,9 +234,9 @@ def test_collect_of_parts_that_a_function_made():
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["ablate", "tiny-rope", "--heads", "all"], "goes with --folder"),
-        (["analyze", "tiny-rope", "--no-detectors"], "goes with --folder"),
-        (["positional", "tiny-rope"], "goes with --output"),
+        (["ablate", "tiny-rope", "--heads", "all"], "needs --folder, a folder"),
+        (["analyze", "tiny-rope", "--no-detectors"], "needs --folder, a folder"),
+        (["positional", "tiny-rope"], "needs --output, a folder"),
         (["ablate", "tiny-rope", "--heads", "all", "--folder", "sweep", "--shard", "0/16"], "shards count from 1"),
         (["ablate", "tiny-rope", "--heads", "all", "--folder", "sweep", "--shard", "3-16"], "such as 3/16"),
     ],

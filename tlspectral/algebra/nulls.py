@@ -135,9 +135,10 @@ def haar_frame(n_rows: int, n_columns: int, key: Iterable[int]) -> Float64[Tenso
 
 
 def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[float, Float64[np.ndarray, " heads"]]:
-    """Return the exact mean and variance under the null of x = tr(M^2) / ||M||^2: a number, and one variance per head.
+    """Return mean and variance of x = tr(M^2) / ||M||^2 for random directions: one mean, and one variance per head.
 
-    `n` is the dimension of M. The formula is orthogonal Weingarten calculus; the variance is NaN for a zero head.
+    M has a head's singular values and dimension `n`. Both numbers are exact (orthogonal Weingarten calculus). The
+    variance is NaN for a zero head.
     """
     top = singular_values.max(axis=1, keepdims=True)
     squares = (singular_values / np.where(top > 0, top, np.nan)) ** 2
@@ -148,11 +149,12 @@ def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[f
 def dir_frac_null(
     singular_values: Float64[np.ndarray, "heads k"], n: int
 ) -> tuple[Float64[np.ndarray, " heads"], Float64[np.ndarray, " heads"]]:
-    """Return mean and standard deviation of dir_frac under the null, one of each per head, without drawing.
+    """Return mean and standard deviation of dir_frac for random directions, one of each per head, without drawing.
 
-    dir_frac^2 = (1 - x) / 2, where x = tr(M^2) / ||M||^2 has the mean 1/n and a known variance. The square root is
-    taken by the delta method; its relative error in the deviation is of order n^-2. The deviation is about 1/(2n), so
-    nearly every trained head has a large z. Needs n >= 2. NaN for a zero head.
+    dir_frac = ||M_A|| / ||M||, where M has the head's singular values. dir_frac^2 = (1 - x) / 2, where x = tr(M^2) /
+    ||M||^2 has the mean 1/n and a known variance. The square root is taken by the delta method; its relative error in
+    the deviation is of order n^-2. The deviation is about 1/(2n), so nearly every trained head has a large z. Needs n
+    >= 2. NaN for a zero head.
     """
     mean, variance = _moments(singular_values, n)
     centre = np.sqrt((1 - mean) / 2)
@@ -164,12 +166,12 @@ def null_draws(
     blocks: Float64[Tensor, "draws k k"],
     dtype: Literal["float32", "float64"] = "float64",
 ) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
-    """Return the four metrics of one head's null draws (dict of arrays), and x = tr(M^2) / ||M||^2 of each draw.
+    """Return dir_frac, D_head, imag_mass and henrici of random draws of one head (dict of arrays), and x of each draw.
 
-    `blocks` come from `haar_blocks`. A draw has the eigenvalues of diag(s) B, with a block B and the singular values s
-    scaled to norm 1. `dtype="float32"` takes eigenvalues in float32 if k >= FLOAT32_FROM and if a comparison on the
-    first COMPARED_DRAWS draws shows that rounding is below ROUNDING_SHARE of the Monte-Carlo error of each mean.
-    Otherwise all draws use float64.
+    x = tr(M^2) / ||M||^2. `blocks` come from `haar_blocks`. A draw has the eigenvalues of diag(s) B, with a block B and
+    the singular values s scaled to norm 1. `dtype="float32"` takes eigenvalues in float32 if k >= FLOAT32_FROM and if a
+    comparison on the first COMPARED_DRAWS draws shows that rounding is below ROUNDING_SHARE of the Monte-Carlo error of
+    each mean. Otherwise all draws use float64.
     """
     if dtype == "float32" and len(singular_values) >= FLOAT32_FROM and len(blocks) > COMPARED_DRAWS:
         # The largest s lies between 1 / sqrt(k) and 1, so nothing overflows. A head of rank 1 falls back to float64:

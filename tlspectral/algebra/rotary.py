@@ -145,14 +145,16 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
     if numbers.dtype == torch.bool:
         if numbers.shape != (n_pairs,):
             raise ValueError(
-                f"frequencies=: the mask has {numbers.numel()} entries for {n_pairs} rotary pairs: give one per pair"
+                f"the mask has {numbers.numel()} entries for {n_pairs} rotary pairs: give frequencies= one per pair"
             )
         return numbers
     if numbers.is_floating_point() and numbers.numel():
         raise ValueError(f"frequencies= takes indices of pairs or a boolean mask, not {numbers.dtype}: give integers")
     indices = numbers.long().flatten()
     if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
-        raise ValueError(f"frequencies are 0 to {n_pairs - 1}, found {shown(indices.tolist())}")
+        raise ValueError(
+            f"frequencies are 0 to {n_pairs - 1}, found {shown(indices.tolist())}: give indices of rotary pairs"
+        )
     mask = torch.zeros(n_pairs, dtype=torch.bool)
     mask[indices] = True
     return mask
@@ -252,7 +254,7 @@ def turned_further(
 
 
 class PhaseNorms(NamedTuple):
-    """Frobenius norms of `Re M_t` (`re`) and `Im M_t` (`im`) for each head and rotary pair."""
+    """Frobenius norms of `Re M_t` (`re`) and `Im M_t` (`im`) per head; M_t is the complex matrix of rotary pair t."""
 
     re: Float64[Tensor, "heads pairs"]
     im: Float64[Tensor, "heads pairs"]
@@ -279,9 +281,10 @@ def phase_squares(
     w_k: Float[Tensor, "heads d_model d_head"],
     geometry: RotaryGeometry,
 ) -> tuple[Float[Tensor, "heads pairs"], Float[Tensor, "heads pairs"]]:
-    """Return the squared norms of `Re M_t` and `Im M_t` [heads, pairs] as two tensors, with gradients.
+    """Return the squared norms of `Re M_t` and `Im M_t` as two tensors [heads, pairs], with gradients.
 
-    The square of a vanishing part is rounding, which can be negative.
+    M_t is the complex query-key matrix of rotary pair t. The square of a vanishing part is rounding, which can be
+    negative.
     """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)

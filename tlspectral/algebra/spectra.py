@@ -88,12 +88,12 @@ class ThinCore:
         return self.matrix[:, :, : self.matrix.shape[1]]
 
     def square(self) -> Float64[Tensor, "heads r r"]:
-        """Return M in the r coordinates, including its zero rows."""
+        """Return M = W_Q W_K^T in the r coordinates of the joint column space, including its zero rows."""
         heads, rows, width = self.matrix.shape
         return torch.cat([self.matrix, self.matrix.new_zeros(heads, width - rows, width)], dim=1)
 
     def norms(self) -> Float64[Tensor, " heads"]:
-        """Return the Frobenius norm of M for each head."""
+        """Return the Frobenius norm of M = W_Q W_K^T for each head."""
         return torch.linalg.norm(self.matrix, dim=(1, 2))
 
 
@@ -115,7 +115,7 @@ def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor,
 
 
 def singular_values(core: ThinCore) -> Float64[Tensor, "heads m"]:
-    """Return the singular values of M for each head, descending."""
+    """Return the singular values of M = W_Q W_K^T for each head, descending."""
     return torch.linalg.svdvals(core.matrix)
 
 
@@ -140,8 +140,8 @@ def eigen(
 ) -> tuple[Complex128[Tensor, "heads m"], Float64[Tensor, " heads"]]:
     """Return the eigenvalues of M, largest modulus first, and the condition number (2-norm) of their unit eigenvectors.
 
-    `values` are the singular values. If float64 rank is below m, the head is first projected on its rank. Eigenvalues
-    of the null space are then exactly 0, and their eigenvectors do not enter the condition number.
+    `values` are the singular values. If a head's rank in float64 is below m, it is first projected on its rank.
+    Eigenvalues of the null space are then exactly 0, and their eigenvectors do not enter the condition number.
     """
     eigenvalues, vectors = torch.linalg.eig(core.core)
     spread = torch.linalg.svdvals(vectors)

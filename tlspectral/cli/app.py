@@ -1,4 +1,4 @@
-"""The application: global options, errors in one line, and arguments and checks shared by commands."""
+"""The application: global options, errors in one line, and options and checks that commands share."""
 
 import os
 import re
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _REFUSAL, _INTERRUPTED = 2, 130
-_GIVEN, _SHARD = "tlspectral.given", "tlspectral.shard"  # kept with the context of a command
+_GIVEN, _SHARD = "tlspectral.given", "tlspectral.shard"  # keys in the `meta` of a command's context
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
 
 
 def choice(option: str, names: tuple[str, ...], text: str) -> Any:
-    """Make an option that takes one of some names; another name is refused before the command begins."""
+    """Return an option that accepts only some names; any other name is refused before the command begins."""
 
     def checked(value: str | None) -> str | None:
         if value is None or value in names:
@@ -34,12 +34,14 @@ def choice(option: str, names: tuple[str, ...], text: str) -> Any:
 
 
 def _checked_device(name: str | None) -> str | None:
+    """Return the device's name; BadParameter if it is not a device."""
     if name is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name):
         raise typer.BadParameter(f"{name!r} is none of cpu, cuda, mps and xpu, alone or with a number as in cuda:1")
     return name
 
 
 def _hide_bars(context: Any, quiet: bool) -> bool:
+    """Switch off progress bars during the command if --quiet is given."""
     if quiet:
         from tlspectral.tables.progress import without_bars
 
@@ -48,7 +50,7 @@ def _hide_bars(context: Any, quiet: bool) -> bool:
 
 
 def _shared_out(context: Any, text: str | None) -> str | None:
-    """Let the command make the parts of one shard, and note for `collect` how it was given."""
+    """Let the command make the jobs of one shard ("3/16"), and record the command for `collect`."""
     if text is None:
         return None
     from tlspectral.tables.job import sharing
@@ -56,9 +58,9 @@ def _shared_out(context: Any, text: str | None) -> str | None:
 
     numbers = re.fullmatch(r"(\d+)/(\d+)", text)
     if numbers is None:
-        raise typer.BadParameter(f"{shown(text)} is no shard: give its number and how many there are, such as 3/16")
-    given = context.meta[_GIVEN]
-    words = zip(["", *given], given, strict=False)
+        raise typer.BadParameter(f"{text!r} is not a shard: give its number and the number of shards, such as 3/16")
+    words_given = context.meta[_GIVEN]
+    words = zip(["", *words_given], words_given, strict=False)
     command = [word for before, word in words if before != "--shard" and not word.startswith("--shard")]
     asked = {"command": command, "directory": os.getcwd()}
     context.with_resource(sharing(Shard.numbered(int(numbers[1]), int(numbers[2]), **asked)))
@@ -73,22 +75,26 @@ Revision = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        "--device", metavar="NAME", help="As cpu or cuda:1; none: CUDA, else the CPU.", callback=_checked_device
+        "--device",
+        metavar="NAME",
+        help="Such as cpu or cuda:1. Default: CUDA if there is a GPU, else the CPU.",
+        callback=_checked_device,
     ),
 ]
 DType = Annotated[
-    str | None, choice("--dtype", ("float32", "float64", "bfloat16", "float16"), "Of the weights; none: float32.")
+    str | None,
+    choice("--dtype", ("float32", "float64", "bfloat16", "float16"), "Type of the weights. Default: float32."),
 ]
 Format = Annotated[
     str | None,
-    choice("--format", ("json", "csv"), "Print the table in this form, and nothing else, to standard output."),
+    choice("--format", ("json", "csv"), "Print the table in this form to standard output, and nothing else."),
 ]
 Quiet = Annotated[
     bool,
     typer.Option(
         "--quiet",
         "-q",
-        help="No progress, and nothing printed but what --format asks for.",
+        help="Print no progress and no text, only the table of --format.",
         callback=_hide_bars,
     ),
 ]
@@ -97,7 +103,7 @@ Shard = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Make job I of every N, from 1 on, as one of N processes; the last one, or collect, makes the table.",
+        help="Run as process I of N, I from 1: make every Nth job. The last process, or collect, makes the table.",
         callback=_shared_out,
     ),
 ]
@@ -105,7 +111,10 @@ TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file w
 TableOutput = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the table: .parquet, or .csv with a .columns.csv beside it."
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the table: .parquet, or .csv with the columns' meaning in .columns.csv.",
     ),
 ]
 FigureOutput = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")]
@@ -122,7 +131,7 @@ _CONTENTS = {
 
 
 class _Commands(TyperGroup):
-    """Lists commands by subject, and prints errors that a user can correct as one line; --debug shows the traceback."""
+    """A group that lists commands by subject and prints correctable errors as one line; --debug shows the traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in _CONTENTS.values() for name in names]
@@ -140,7 +149,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except MissingParts as error:  # not the fault of the shard, which has made its own
+        except MissingParts as error:  # a shard that has made its own jobs has succeeded
             typer.echo(str(error), err=True)
             raise typer.Exit(0 if _SHARD in ctx.meta else 1) from error
         except KeyboardInterrupt as interrupt:
@@ -169,6 +178,7 @@ def main() -> None:
 
 
 def _print_version(wanted: bool) -> bool:
+    """Print the version and exit if --version is given."""
     if wanted:
         typer.echo(f"tlspectral {__version__}")
         raise typer.Exit
@@ -186,24 +196,28 @@ def _global_options(
 
 
 def require_writable(output: Path) -> None:
-    """Refuse a path that cannot be written, before the command does its long work."""
+    """Raise an error for a path that cannot be written, before long work begins; missing parent folders are made."""
     if output.is_dir():
         raise IsADirectoryError(f"{output} is a folder: give -o a file name in it")
     output.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(output.parent, os.W_OK):
-        raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
+        raise PermissionError(f"no permission to write in {output.parent}: give -o a path in another folder")
 
 
 def require_shared(folder: Path | None, option: str) -> None:
-    """Refuse, before the command does its long work, a shard without a folder that the other shards see."""
+    """Raise BadParameter for --shard without a folder that all shards see, before long work begins; `option` names the
+    folder.
+    """
     from tlspectral.tables.job import current_shard
 
     if folder is None and current_shard() is not None:
-        raise typer.BadParameter(f"goes with {option}, a folder that all shards see", param_hint="--shard")
+        raise typer.BadParameter(f"needs {option}, a folder that all shards can read", param_hint="--shard")
 
 
 def listed_heads(heads: str | None) -> list[str] | None:
-    """Return the heads and layers of an option. Raises BadHead, before a model is loaded, for what names none."""
+    """Return heads and layers from "L5H1,L7" as a list, or None; raises BadHead for a wrong name before a model is
+    loaded.
+    """
     from tlspectral.selection import named_heads
 
     listed = None if heads is None else heads.split(",")
@@ -212,18 +226,18 @@ def listed_heads(heads: str | None) -> list[str] | None:
 
 
 def require_table_file(output: Path | None) -> None:
-    """Refuse, before the command does its long work, a table's path of unknown type or that cannot be written."""
+    """Raise an error for a table path of unknown type, or one that cannot be written, before long work begins."""
     if output is None:
         return
     if not output.is_dir() and output.suffix.lower() not in (".parquet", ".csv"):
-        raise ValueError(f"{output}: a table is a .parquet or .csv file: give -o such a name")
+        raise ValueError(f"{output}: tables are .parquet or .csv files: give -o a name that ends in one of these")
     require_writable(output)
 
 
 def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> None:
-    """Write a table to a file, and print it whole, as CSV or as a JSON list of rows, each where asked for.
+    """Write the table to `output` if given, and print it as CSV or JSON rows if `form` is "csv" or "json".
 
-    NaN is empty or null in what is printed.
+    In printed tables NaN is empty (CSV) or null (JSON).
     """
     if output is not None:
         import tlspectral
@@ -235,7 +249,7 @@ def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> Non
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
-    """Save a figure; after an interruption the old file is still there."""
+    """Save a figure; after an interrupt an older file at `path` is still there."""
     from tlspectral.tables.atomic_writes import whole_file
 
     with whole_file(path) as partial:

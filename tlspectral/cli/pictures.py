@@ -19,10 +19,13 @@ from tlspectral.cli.app import (
     write_figure,
 )
 
-HeadNames = Annotated[str, typer.Argument(metavar="HEADS", help="As L5H1,L6H9 or L3, at most 12.")]
+HeadNames = Annotated[
+    str, typer.Argument(metavar="HEADS", help="Heads or layers such as L5H1,L6H9 or L3; at most 12 heads.")
+]
 
 
 def _drawn(figure: Any, output: Path) -> None:
+    """Write a figure and print its path."""
     write_figure(figure, output)
     typer.echo(str(output))
 
@@ -37,7 +40,9 @@ def _draw_heads(
     dtype: str | None,
     revision: str | None,
 ) -> None:
-    """Load a model and write the figure that `draw` makes of it and the heads, which are read before it is loaded."""
+    """Load a model, and write the figure that `draw(model, heads)` returns. Head names are checked before the model is
+    loaded.
+    """
     require_writable(output)
     chosen = listed_heads(heads)
     import tlspectral
@@ -50,11 +55,15 @@ def _draw_heads(
 def plane(
     table: TableFile,
     output: FigureOutput,
-    highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
+    highlight: Annotated[
+        int, typer.Option(min=0, help="Number of strongest previous-token heads that get a ring and a name.")
+    ] = 5,
 ) -> None:
-    """Draw directional share (dir_frac) against rotational share (D_head), the null, and rings around heads by prev.
+    """Draw every head by directional share (dir_frac) and rotational share (D_head), with the null.
 
     Example: tlspectral plane heads.parquet -o plane.png
+
+    The strongest previous-token heads get a ring and their name.
     """
     require_writable(output)
     from tlspectral import plots
@@ -66,10 +75,10 @@ def plane(
 @app.command("map", short_help="a column of a table, layer by head")
 def column_map(
     table: TableFile,
-    column: Annotated[str, typer.Argument(metavar="COLUMN", help="As D_head_z, prev or copying.")],
+    column: Annotated[str, typer.Argument(metavar="COLUMN", help="Column to draw, such as D_head_z, prev or copying.")],
     output: FigureOutput,
 ) -> None:
-    """Draw one column of a table, layers down and heads across, the three largest named.
+    """Draw one column of a table as a map, layers down and heads across, with the three largest heads named.
 
     Example: tlspectral map heads.parquet D_head_z -o map.png
     """
@@ -80,13 +89,13 @@ def column_map(
     _drawn(plots.heads(read_table(table), column), output)
 
 
-@app.command(short_help="what ablate measured, beside its control")
+@app.command(short_help="effects of a sweep beside their controls")
 def effects(
     sweep: Annotated[Path, typer.Argument(metavar="SWEEP", help="Table that `tlspectral ablate -o` wrote.")],
     table: TableFile,
     output: FigureOutput,
 ) -> None:
-    """Draw the effect of every head of a sweep, with its error, beside every draw of the control.
+    """Draw the effect of every head of a sweep with its error, beside every draw of its control.
 
     Example: tlspectral effects sweep.parquet heads.parquet -o effects.png
     """
@@ -94,14 +103,14 @@ def effects(
     from tlspectral import plots
     from tlspectral.tables import read_table
 
-    _drawn(plots.ablation_effects(read_table(sweep), read_table(table)), output)
+    _drawn(plots.ablation_effects(read_table(sweep), detectors=read_table(table)), output)
 
 
 @app.command(short_help="edges as a graph or a matrix")
 def circuit(
-    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Table that write_table wrote of edge_effects.")],
+    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Table of edge_effects, written by write_table.")],
     output: FigureOutput,
-    most: Annotated[int, typer.Option(min=1, help="The largest edges; from 25 on they are a matrix.")] = 24,
+    most: Annotated[int, typer.Option(min=1, help="Number of largest edges to draw; 25 or more are a matrix.")] = 24,
 ) -> None:
     """Draw the largest edges: a graph from the embedding to the logits, or a matrix of senders and receivers.
 
@@ -120,9 +129,12 @@ def patterns(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text, at most 128 tokens.")],
     heads: HeadNames,
     output: FigureOutput,
-    sink: Annotated[bool, typer.Option("--sink", help="Draw the first key too, at which most heads look.")] = False,
+    sink: Annotated[bool, typer.Option("--sink", help="Draw the first key too; most heads look at it.")] = False,
     sinks: Annotated[
-        str | None, typer.Option(metavar="found", help="found: leave out every sink of the layer, not the first key.")
+        str | None,
+        typer.Option(
+            metavar="found", help="found: leave out every attention sink of the layer instead of the first key."
+        ),
     ] = None,
     device: Device = None,
     dtype: DType = None,
@@ -135,7 +147,7 @@ def patterns(
     if sinks is not None:
         from tlspectral.heads.detectors.sinks import asked_for_sinks
 
-        asked_for_sinks(sinks, sink=sink)  # in front of loading
+        asked_for_sinks(sinks, sink=sink)  # checks the options before the model is loaded
 
     def draw(loaded: Any, chosen: Any) -> Any:
         from tlspectral import plots
@@ -154,7 +166,7 @@ def eigenvalues(
     dtype: DType = None,
     revision: Revision = None,
 ) -> None:
-    """Draw the eigenvalues of heads in the complex plane, over the eigenvalues of 30 draws of their null.
+    """Draw the eigenvalues of heads' query-key matrices in the complex plane, over 30 draws of their null.
 
     Example: tlspectral eigenvalues smollm2-135m L5H1,L16H0 -o eigenvalues.png
     """

@@ -1,4 +1,4 @@
-"""`tlspectral study`: the commands of the studies of three papers, loaded only when one of them is asked for."""
+"""`tlspectral study`: commands of the studies of three papers, loaded only when one of them is called."""
 
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -10,11 +10,11 @@ from typer.core import TyperGroup
 from tlspectral.cli.app import app
 
 _GROUP = "tlspectral.studies"
-"""Entry points of packages of studies; each is a typer application, whose commands are mounted."""
+"""Group of entry points of studies. Each entry point is a typer application, whose commands are added here."""
 
 
 class _StudyCommands(TyperGroup):
-    """The commands of every study that is installed, in the order in which their packages list them."""
+    """The commands of all installed studies, in the order in which their packages list them."""
 
     @cached_property
     def _mounted(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def analyze_heads(
         score = None
         if isinstance(source, AttentionView):
             # Drawn first: a wrong n_sequences is then refused before the null is computed.
-            sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed)) if detectors else None
+            sequences = even_rows(repeated_sequences(source, n_sequences=n_sequences, seed=seed)) if detectors else None
             copied_prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once
             loaded = LoadedLayers(source, chosen, null, extras, copied_prompts, sequences, max_se, n_jobs)
             identity, jobs, score = loaded.identity(), loaded.jobs(), loaded.attention

@@ -243,6 +243,7 @@ def _without_each(
 def _removal(
     view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]], of_task: bool, control: str | None
 ) -> Removal:
+    """Remove each head in turn on the sequences, and return probabilities and effects."""
     intact, logits = _intact(view, sequences, by_layer)
     probabilities = _probabilities(logits[0, -1])
     top = probabilities.topk(min(_WATCHED, len(probabilities))).indices.tolist()

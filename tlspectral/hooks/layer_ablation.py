@@ -171,6 +171,7 @@ class LayerAblation(HeadCapture):
         return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
 
     def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
+        """Return z with the heads' z as without the part, where the bridge computes attention itself."""
         before, after, change = self._weights_of_run(z)
         if not self.stacked and self.alter is None:
             self.hold("before", before)
@@ -200,6 +201,7 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
+        """Return z with the heads' z replaced by the part, which acts on z."""
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
         edited = self._replaced(selected)

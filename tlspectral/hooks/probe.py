@@ -73,6 +73,7 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
 
 
 def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks | None) -> None:
+    """Raise EditNotHonored unless an edit of this one layer, with either sign, changes the logits of a short run."""
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     name = view.hook_names(layer)[route]
     with view.hooks_on(() if checks is None else checks(layer)):

@@ -77,7 +77,9 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def _draw_points(axes: Axes, values: Any, heights: np.ndarray, gid: str, face: str) -> tuple[Artist, str]:
-    """Draw a point per term at `heights`, and return the artist with its legend text `gid`."""
+    """Draw the points (values, heights) with the fill colour `face`, and return the artist and its legend text
+    `gid`.
+    """
     (line,) = axes.plot(values, heights, "o", color=INK, markerfacecolor=face, markersize=4 if face == INK else 7,
         linestyle="none", gid=gid, zorder=4)  # fmt: skip
     return line, gid

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from tlspectral.errors import earlier_calls
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
@@ -22,7 +23,8 @@ _BAND_DEVIATIONS = 2.0
 _Entry = tuple[Any, str]  # an artist of the legend (or a tuple of artists drawn over each other), and its text
 
 
-def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
+@earlier_calls(heads="table")
+def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
     """Draw every head in the plane of dir_frac (across) and D_head (up), with the null of both.
 
     >>> import tlspectral as tls
@@ -37,8 +39,8 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
     `D_head_null_pct`).
 
     Args:
-        heads: table of `analyze_heads`. Needed columns: `layer, head, dir_frac, D_head`. Used if present: `name`,
-            `prev`, the null columns of both metrics, and `heads.attrs["model"]` for the title. A note counts heads left
+        table: table of `analyze_heads`. Needed columns: `layer, head, dir_frac, D_head`. Used if present: `name`,
+            `prev`, the null columns of both metrics, and `table.attrs["model"]` for the title. A note counts heads left
             out because a value is NaN.
         highlight_previous_token: number of heads with the highest `prev` that get a ring and their name. Default: 5.
         ax: matplotlib Axes to draw into; None makes a new figure.
@@ -54,9 +56,9 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
     """
     if highlight_previous_token < 0:
         raise ValueError(f"highlight_previous_token is {highlight_previous_token}: give 0 or more heads")
-    require(heads, ("layer", "head", "dir_frac", "D_head"), "analyze_heads")
+    require(table, ("layer", "head", "dir_frac", "D_head"), "analyze_heads")
 
-    table = heads.reset_index(drop=True)
+    table = table.reset_index(drop=True)
     if "name" not in table:
         table["name"] = list(map(head_name, table["layer"], table["head"]))
     if "prev" not in table:

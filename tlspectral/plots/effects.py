@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tlspectral.errors import BadHead, warn_caller
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, one_panel, two_decimals
+from tlspectral.selection import Heads, head_name, named_heads, pair_in_table
 from tlspectral.tables.schema import require
 from tlspectral.tasks.control_tests import draws_floor
 
@@ -18,13 +21,15 @@ _INTACT, _ABLATED = "#1b6ca8", "#c8102e"
 _COLUMNS = 3
 
 
-def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+def ablation_effects(
+    sweep: pd.DataFrame, heads: Heads | None = None, *, detectors: pd.DataFrame | None = None, ax: Axes | None = None
+) -> Figure:
     """Draw the change of a metric when a part of each head is removed, beside the changes of random controls.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
     >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0", control="random", draws=19)
-    >>> figure = tls.plots.ablation_effects(sweep, tls.detect_heads(model))
+    >>> figure = tls.plots.ablation_effects(sweep, detectors=tls.detect_heads(model))
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()][-1]
     'L0H2  (prev 0.22)'
 
@@ -36,26 +41,42 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
 
     Args:
         sweep: of `ablation_sweep`, of heads or of sets of them; heads without a measured effect are left out.
-        heads: of `analyze_heads` or `detect_heads`, for the previous-token score, which is written after each name.
+        heads: the heads to draw, as in `ablate`; for a sweep over sets, names of sets. Default: all of the sweep.
+        detectors: table of `analyze_heads` or `detect_heads`; `prev` is then written after each name. Default: none.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         Figure.
 
     Raises:
-        ValueError: a missing column, or no head with an effect that is in both tables.
+        ValueError: a column is missing, or none of the heads has a measured effect.
+        BadHead: `heads` names a head that is not in the sweep.
 
     Not established: an effect, if one of many heads is outside its bar. `control_p` is not corrected for the number of
     heads.
     """
     require(sweep, ("layer", "head", "name", "part", "delta", "delta_se"), "ablation_sweep")
-    table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "prev"]], on=["layer", "head"], how="left")
-    is_set = table["head"] < 0
-    table = table.loc[is_set | table["prev"].notna()]
-    if table.empty:
-        raise ValueError(
-            "no head of the sweep has a measured effect and a row in the table of heads: give tables of the same heads"
+    table, only_scored = sweep.dropna(subset="delta"), False
+    if isinstance(heads, pd.DataFrame) and "prev" in heads:
+        warn_caller(
+            "ablation_effects: give a table with detector scores as detectors=; heads= names the heads to draw; the "
+            "earlier call works in this version only",
+            DeprecationWarning,
         )
+        detectors, heads, only_scored = heads, None, True
+    if heads is not None:
+        table = table.loc[_named_rows(sweep, heads).loc[table.index]]
+    if detectors is None:
+        table = table.assign(prev=np.nan)
+    else:
+        require(detectors, ("layer", "head", "prev"), "detect_heads", name="table of detectors")
+        scores = detectors[["layer", "head", "prev"]]
+        table = table.drop(columns="prev", errors="ignore").merge(scores, on=["layer", "head"], how="left")
+    is_set = table["head"] < 0
+    if only_scored:
+        table = table.loc[is_set | table["prev"].notna()]
+    if table.empty:
+        raise ValueError("no head to draw has a measured effect: name others by heads=, or leave it out")
     table = table.sort_values("delta", ignore_index=True, ascending=False)
     figure, axes = one_panel(ax, 6.8, 1.7 + 0.3 * len(table))
     heights = np.arange(len(table))
@@ -91,6 +112,26 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     axes.set_title(_title(sweep, task), fontsize=11, color=INK, loc="left")
     legend_below(figure, handles, [], ax=ax)
     return figure
+
+
+def _named_rows(sweep: pd.DataFrame, heads: Heads) -> pd.Series:
+    """Return a mask of the rows of a sweep whose head, or set by its name, is in `heads`. Raises BadHead."""
+    if (sweep["head"] < 0).all():
+        names = [heads] if isinstance(heads, str) else [str(name) for name in cast(Iterable[Any], heads)]
+        unknown = sorted({*names} - {*sweep["name"]})
+        if unknown:
+            raise BadHead(f"{unknown[0]!r} is not a set of the sweep: it has {', '.join(map(repr, sweep['name']))}")
+        return sweep["name"].isin(names)
+    chosen = pd.Series(False, index=sweep.index)
+    for layer, head in named_heads(heads):
+        if head is not None:
+            layer, head = pair_in_table((layer, head), sweep, "the sweep")
+        rows = (sweep["layer"] == layer) & (True if head is None else sweep["head"] == head)
+        if not rows.any():
+            name = f"L{layer}" if head is None else head_name(layer, head)
+            raise BadHead(f"{name} is not in the sweep: name heads that it measured")
+        chosen |= rows
+    return chosen
 
 
 def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:

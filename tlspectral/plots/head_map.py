@@ -94,7 +94,9 @@ def heads(
 
 
 def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMappable:
-    """Return a colour map: two-sided around 0 if values have both signs, otherwise pale to dark."""
+    """Return the colour map of values: two-sided around 0 if they have both signs, otherwise from pale to dark;
+    `limits` are its ends.
+    """
     finite = values[np.isfinite(values)]
     low, high = limits or ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))
     if low < 0 < high:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from tlspectral.errors import earlier_calls
 from tlspectral.heads.detectors.heads import detect_heads
 from tlspectral.hooks.head_wall import wall as measured_wall
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
@@ -37,12 +38,13 @@ _LEAST_SIDE, _MOST_SIDE = 24, 48  # pixels of a square
 _GAP, _BAR = 1 / 7, 1 / 6  # gap beside a square and room for a bar under it, as shares of its side
 
 
+@earlier_calls(heads="table")
 def wall(
     model: Any,
     prompt: Any = None,
     *,
     task: Task | None = None,
-    heads: pd.DataFrame | None = None,
+    table: pd.DataFrame | None = None,
     removal: bool = True,
 ) -> Figure:
     """Draw the attention of all heads on one sentence, with a bar for the answer's loss without each head.
@@ -62,7 +64,7 @@ def wall(
         model: TransformerBridge or HookedTransformer; or a result of `tls.hooks.wall`, which is drawn without a new
             run.
         prompt, task, removal: passed to `tls.hooks.wall`.
-        heads: table of `analyze_heads` or `detect_heads` of this model, for the frames; None measures it.
+        table: table of `analyze_heads` or `detect_heads` of this model, for the frames; None measures it.
 
     Returns:
         Figure.
@@ -82,15 +84,17 @@ def wall(
         shown = model
     else:
         shown = measured_wall(model, prompt, task=task, removal=removal)
-        heads = detect_heads(model) if heads is None else heads
-    if heads is not None:
-        require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
-        require_same_model(heads, shown.origin, "the wall")
-    return _drawn(shown, _framed(shown, heads))
+        table = detect_heads(model) if table is None else table
+    if table is not None:
+        require(table, ("layer", "head"), "analyze_heads", name="table of heads")
+        require_same_model(table, shown.origin, "the wall")
+    return _drawn(shown, _framed(shown, table))
 
 
 def _framed(shown: Wall, heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
-    """Return a dict from (layer, head) to the name of the detector that frames it, without heads that have no frame."""
+    """Return a dict from (layer, head) to the name of the detector that frames the head; heads without a frame are left
+    out.
+    """
     if heads is None:
         return {}
     rows = zip(head_pairs(heads), heads.to_dict("records"), strict=True)

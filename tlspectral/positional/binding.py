@@ -82,7 +82,7 @@ class BindingTask(BlockTask):
         return self.lines(tuple(map(str, names)), tuple(map(str, colours)))
 
     def lines(self, names: tuple[str, ...], colours: tuple[str, ...]) -> BlockDraw:
-        """Return the draw in which each name likes the colour at the same place; names must be different.
+        """Return a draw from your own names and colours: `names[i]` likes `colours[i]`; names must be different.
 
         Each block ends with a line break, so swapping blocks does not change how the text around them is tokenised.
         Raises ValueError if the number of names or colours is not `n_blocks`.

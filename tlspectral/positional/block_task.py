@@ -31,6 +31,10 @@ Answer = str | int
 class Question:
     """A question about one block of a draw.
 
+    >>> from tlspectral.positional import Question
+    >>> Question(block=1, suffix="Bob likes", answer=" blue").answer
+    ' blue'
+
     Attributes:
         block: index of the block that the question is about.
         suffix: text or token ids after the blocks; the last token is the query.
@@ -45,6 +49,11 @@ class Question:
 @dataclass(frozen=True)
 class BlockDraw:
     """One list of blocks and the questions about them; either all of it is text, or all of it is token ids.
+
+    >>> from tlspectral.positional import BlockDraw, Question
+    >>> blocks = ("Ann likes red\\n", "Bob likes blue\\n", "Cy likes green\\n")
+    >>> BlockDraw("", blocks, (Question(1, "Bob likes", " blue"),)).answer(1)
+    ' blue'
 
     Attributes:
         prefix, blocks: as in `BlockPrompt`.

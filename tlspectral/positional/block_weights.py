@@ -278,9 +278,9 @@ def query_scores(
 def _scored(
     rows: pd.DataFrame, swaps: list[Swap], tau: float | None
 ) -> tuple[pd.DataFrame, Float64[Tensor, "swaps rows 2"], SwapScores]:
-    """Return the score table of one query's rows, v = (d_i, d_j) of each swap, and the `SwapScores`.
+    """Return the score table of one query's rows, the weights v = (d_i, d_j) before each swap, and the `SwapScores`.
 
-    `swaps`: the swaps that count.
+    `swaps`: the swaps that count. d_i is the mean attention weight of block i.
     """
 
     def slots(names: list[str]) -> Float64[Tensor, "swaps rows 2"]:
@@ -297,7 +297,10 @@ def _scored(
 
 
 def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Columns:
-    """Return the columns `first_I_J` and `second_I_J` from the weights after each swap."""
+    """Return tensors by column name: for a swap of blocks I and J, `first_I_J` and `second_I_J`.
+
+    `after`: mean attention weights in the two slots of each swap, after the swap.
+    """
     columns: _Columns = {}
     for (i, j), of_swap in zip(swaps, after, strict=True):
         columns |= {f"first_{i}_{j}": of_swap[..., 0], f"second_{i}_{j}": of_swap[..., 1]}

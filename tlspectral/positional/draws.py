@@ -189,7 +189,10 @@ def _require_same_prompts(name: str, identity: str, table: pd.DataFrame) -> None
 
 
 def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: AttentionView) -> pd.DataFrame:
-    """Return the tables of the unchanged prompts as one bundled table; for a task with the table of answers."""
+    """Run the unchanged prompts and return their tables as one bundled table; for a task with the table of answers.
+
+    `reading_of` makes the `BlockReading` from a view; `identity` is noted in the attrs.
+    """
     tables, logits = reading_of(view).intact()
     if drawn.draw is not None:
         tokenizer = getattr(view.model, "tokenizer", None)
@@ -199,7 +202,10 @@ def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: 
 
 
 def _swapped_part(reading_of: Reading, swaps: list[Swap], identity: str, view: AttentionView) -> pd.DataFrame:
-    """Return the tables of some swaps as one bundled table."""
+    """Run the prompts with each of the swaps and return the tables as one bundled table.
+
+    `reading_of` makes the `BlockReading` from a view; `identity` is noted in the attrs.
+    """
     return _identified(reading_of(view).swapped(swaps), identity)
 
 

@@ -100,7 +100,7 @@ def exclusion_split_factored(
 
 
 def head_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """Return the exclusion split of each head, over all visible keys before the query's own key.
+    """Return the exclusion split (`pos`, `sym`, `variance`) of each head, over all visible keys before the query's own.
 
     Without rotary positions and ALiBi the logits do not depend on positions, and `sym` is exactly 0.
     """
@@ -119,7 +119,7 @@ def head_exclusion(seen: LastQuery) -> ExclusionSplit:
 
 
 def frequency_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """Return the exclusion split of every rotary pair of every head [heads, pairs], from logits before the softcap."""
+    """Return the exclusion split (`pos`, `sym`, `variance`) of every rotary pair [heads, pairs], before the softcap."""
     visible = seen.visible[:-1].nonzero().flatten()
     pairs = seen.n_pairs
     contents = rearrange(

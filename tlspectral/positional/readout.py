@@ -38,7 +38,8 @@ class LastQuery:
     """Factors of the last query's logits in one layer of one prompt; products are before the score scale.
 
     Attributes:
-        contents: for each key: Re z_t of all pairs, then Im z_t, then the product of the non-rotary columns.
+        contents: for each key: Re z_t of all rotary pairs t, then Im z_t, then the product of the non-rotary columns.
+            z_t = q_t conj(k_t), with q rotated to its position and k not rotated.
         places: for each position: cos of all pairs, then sin, then 1, with the model's attention scaling. A spectral
             layer has one table per head.
         alibi: the model's ALiBi bias, or None.

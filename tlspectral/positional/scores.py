@@ -49,11 +49,15 @@ def block_means(weights: Float64[Tensor, "*rows pos"], spans: list[tuple[int, in
 def swap_scores(
     before: Float64[Tensor, "swaps *rows 2"], after: Float64[Tensor, "swaps *rows 2"], tau: float | None = None
 ) -> SwapScores:
-    """Return the positional and the symbolic score of each row (PS, appendix B.3).
+    """Return the positional and the symbolic score of each row (a head, or a frequency of a head).
+
+    A score is the sum over swaps of alpha cos(v', v), or for the symbolic score alpha cos(v', v in reverse order).
+    alpha is the softmax of |d_i - d_j| / tau over swaps (PS, appendix B.3).
 
     Args:
-        before: v of each swap, the mean weights of both blocks before it; NaN for a block that the query cannot see.
-        after: v' of each swap, in the same slots.
+        before: v = (d_i, d_j) of each swap, the mean weights of both blocks before it; NaN for a block that the query
+            cannot see.
+        after: v', the mean weights in the same two slots after the swap.
         tau: temperature of alpha, in attention weight. Default: 0.1 of the row's largest |d_i - d_j|, so that scores do
             not depend on the size of the weights. PS gives no value.
 

@@ -145,7 +145,10 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
 
 
 def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:
-    """Return the rows of some heads of one layer, from its `LastQuery` and the positions of the blocks (`places`)."""
+    """Return the rows of `logit_shares` for some heads of one layer.
+
+    `seen`: the last query's factors. `places`: positions of the blocks' tokens.
+    """
     at = places.tokens().to(seen.contents.device)  # blocks width
     contents = seen.contents[heads][..., at]  # heads coordinates blocks width
     rotations = (seen.places if seen.places.ndim == 2 else seen.places[heads])[..., at]

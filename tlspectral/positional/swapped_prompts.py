@@ -125,8 +125,8 @@ def positional_symbolic(
         ScoreMismatch: attention is not the softmax of queries and keys. IncompatibleCheckpoint: the folder holds other
             work.
 
-    Not established: how the model solves the task. Read heads only on tasks answered above 0.5. A negative correlation
-    of the scores is largely geometry. More: docs/positional.md.
+    Not established: how the model solves the task. Read heads only on tasks that the model answers in more than half of
+    the prompts. A negative correlation of the two scores is largely geometry. More: docs/positional.md.
     """
     with measured(model) as view:
         require_settings(mode, by, tau=tau, logit_scale=logit_scale)
@@ -227,7 +227,10 @@ def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] 
 
 
 def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:
-    """Return the prompts whose loss reveals changed hooks; for a task the first draw's, so that draws may be added."""
+    """Return token ids of the prompts whose loss reveals changed hooks; for a task, of the first draw.
+
+    Later calls may then add draws.
+    """
     return [draw.prompts[0].tokens() for draw in (drawn if task is None else drawn[:1])]
 
 

@@ -1,4 +1,4 @@
-"""The sections of the page in plain HTML, which need no script and can be printed."""
+"""The sections of the page as plain HTML, which need no script and can be printed."""
 
 from collections.abc import Mapping
 from html import escape
@@ -16,31 +16,33 @@ from tlspectral.tables.schema import Column, columns_of
 _TOP_HEADS = 5  # of each detector
 _NOT_COMPUTED = '<p class="none">not computed</p>'
 _TAIL = 0.025
-_NAMED_HEADS = 24  # of one status; more are only counted
+_NAMED_HEADS = 24  # heads named for each status; the rest is counted
 _MOST_DRAWN = 24  # kernels
 
 
 def counts(heads: pd.DataFrame) -> str:
-    """Say how many heads there are, in how many layers."""
+    """Return a sentence with the number of heads and layers."""
     layers = heads["layer"].nunique()
     return f"{len(heads):,} heads in {layers:,} layer{'s' * (layers != 1)}."
 
 
 def detector_tables(heads: pd.DataFrame) -> str:
-    """Return tables of the strongest heads of each detector: scores with standard errors, and D_head with its null."""
+    """Return HTML tables of the five strongest heads of each detector, with standard errors, D_head and its null."""
     if not _has_detectors(heads):
         return ""
     return "".join(
-        f"<div><h3>{one.title} heads <code>{name}</code></h3>{_detector_table(heads, name)}</div>"
-        for name, one in DETECTORS.items()
+        f"<div><h3>{detector.title} heads <code>{name}</code></h3>{_detector_table(heads, name)}</div>"
+        for name, detector in DETECTORS.items()
     )
 
 
 def _has_detectors(heads: pd.DataFrame) -> bool:
+    """Return whether the table has any detector score."""
     return any(name in heads and heads[name].notna().any() for name in DETECTORS)
 
 
 def _detector_table(heads: pd.DataFrame, name: str) -> str:
+    """Return the HTML table of the five strongest heads of the detector `name`, such as "prev"."""
     rows = [
         {
             "head": _head_link(row),
@@ -56,45 +58,48 @@ def _detector_table(heads: pd.DataFrame, name: str) -> str:
 
 
 def _top_heads(heads: pd.DataFrame, detector: str) -> list[dict[Any, Any]]:
-    """Return the rows of the strongest heads of a detector, strongest first; none where it was not computed."""
+    """Return the rows of the five strongest heads of a detector, strongest first; empty without its scores."""
     if detector not in heads:
         return []
     return heads.dropna(subset=[detector]).nlargest(_TOP_HEADS, detector).to_dict("records")
 
 
 def _head_link(row: Mapping[Any, Any]) -> Html:
-    """Return a head's name as a link that pins the head in the grid and in the plane."""
+    """Return the head's name in a table row as a link, which selects the head in the grid and the plane."""
     return Html(f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>')
 
 
 def detector_note(heads: pd.DataFrame) -> str:
-    """Return sentences about the detectors and their prompts, as far as the table records them."""
+    """Return sentences that explain the detector tables: the detectors' prompts, the chance level, and D_head with its
+    null.
+    """
     if not _has_detectors(heads):
-        return "This table was made without detectors: it says nothing of what the heads attend to."
+        return "This table has no detector scores, so it does not show what the heads attend to."
     beside = (
-        f"{column_title('D_head')}: sum of |Im l| over sum of |l|, l the eigenvalues; null mean: the same of "
-        "random heads with the head's singular values; null at or below: share of these at or below the head's."
+        f"{column_title('D_head')}: sum of |Im λ| over sum of |λ|, λ the eigenvalues of M. null mean: the mean over "
+        "random heads with the same singular values. null at or below: share of these random heads that are not above "
+        "the head."
     )
     detectors = heads.attrs.get("detectors")
     if not isinstance(detectors, dict):
-        return f"This table does not say what its detectors ran on. {beside}"
+        return f"This table does not record the prompts of its detectors. {beside}"
     text = (
-        f"Mean attention on {detectors.get('n_sequences', 'some')} random sequences [BOS, r, r], r of "
-        f"{detectors.get('segment_length', 'some')} tokens; standard errors over sequences."
+        f"Scores: mean attention on {detectors.get('n_sequences', 'some')} random sequences [BOS, r, r], where r has "
+        f"{detectors.get('segment_length', 'some')} tokens, with standard errors over sequences."
     )
     return " ".join(filter(None, (text, _chance_note(heads), beside)))
 
 
 def _chance_note(heads: pd.DataFrame) -> str:
-    """Return a sentence about chance, with the layers of each level where windows differ; empty if it is not known."""
-    said = {name: _level(level) for name in DETECTORS if (level := detector_chance(heads, name)) is not None}
-    if len(set(said.values())) == 1:
-        return f"Chance is {said.popitem()[1]}."
-    return f"Chance: {'; '.join(f'{name} {level}' for name, level in said.items())}." if said else ""
+    """Return a sentence with the chance levels, by layer if windows differ; "" if they are not recorded."""
+    levels = {name: _level(level) for name in DETECTORS if (level := detector_chance(heads, name)) is not None}
+    if len(set(levels.values())) == 1:
+        return f"Chance is {levels.popitem()[1]}."
+    return f"Chance: {'; '.join(f'{name} {level}' for name, level in levels.items())}." if levels else ""
 
 
 def _level(level: float | dict[str, float]) -> str:
-    """Return a level with three decimals, or each level with the layers that have it."""
+    """Return a chance level with three decimals; for a dict, each level with its layers."""
     if not isinstance(level, dict):
         return f"{level:.3f}"
     layers: dict[str, list[str]] = {}
@@ -104,7 +109,7 @@ def _level(level: float | dict[str, float]) -> str:
 
 
 def null_table(heads: pd.DataFrame) -> str:
-    """Return a table of the heads against their nulls, one row per metric that has one."""
+    """Return an HTML table that compares the heads with their nulls, one row per metric that has a null."""
     rows = []
     for metric in NULL_METRICS:
         band = null_band(heads, metric)
@@ -121,42 +126,44 @@ def null_table(heads: pd.DataFrame) -> str:
 
 
 def statuses(heads: pd.DataFrame) -> str:
-    """Return a table of statuses: their numbers of heads, and the names of heads that are not ok."""
+    """Return an HTML table of the column status: number of heads per status, and the names of heads whose status is not
+    ok.
+    """
     if "status" not in heads:
         return _NOT_COMPUTED
     rows, of_head = [], heads["status"].fillna("missing")
     for status, count in of_head.value_counts().items():
-        which = Html("all others" if count < len(heads) else "all heads")
+        names = Html("all others" if count < len(heads) else "all heads")
         if status != "ok":
             named = ", ".join(map(_head_link, heads[of_head == status].head(_NAMED_HEADS).to_dict("records")))
-            which = Html(named + (f" and {count - _NAMED_HEADS:,} more" if count > _NAMED_HEADS else ""))
-        rows.append({"status": str(status), "heads": count, "which": which})
+            names = Html(named + (f" and {count - _NAMED_HEADS:,} more" if count > _NAMED_HEADS else ""))
+        rows.append({"status": str(status), "heads": count, "which": names})
     return f'{listing(rows)[0]}<p class="note">{escape(COLUMNS["status"].meaning)}</p>'
 
 
 def provenance(attrs: Mapping[Any, Any]) -> str:
-    """Return the provenance of the table: its attrs, under their own names."""
+    """Return the table's `attrs` as HTML, under their own names."""
     shown = {str(key): value for key, value in attrs.items() if key != "columns"} or {"provenance": "not recorded"}
     return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(said(value))}</dd></div>" for key, value in shown.items())
 
 
 def said(value: Any) -> str:
-    """Return what `attrs` hold as text on one line."""
+    """Return a value of `attrs` as text on one line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {said(item)}" for key, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(said, value)) or "none"
     if value is None:
         return "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def column_meanings(heads: pd.DataFrame) -> str:
-    """Return a table with the meanings of the columns in this table."""
+    """Return an HTML table with the meanings of the table's columns."""
     known = {**COLUMNS, **columns_of(heads.attrs)}
     rows = []
     for name in map(str, heads):
-        column = known.get(name, Column(name, "Not a column of tlspectral: its maker added it.", source=""))
+        column = known.get(name, Column(name, "Not a column of tlspectral: the user added it.", source=""))
         rows.append(
             {
                 "column": name,
@@ -170,7 +177,11 @@ def column_meanings(heads: pd.DataFrame) -> str:
 
 
 def kernel_figures(kernels: Mapping[tuple[int, int], Rows], heads: pd.DataFrame) -> str:
-    """Draw the kernels of each detector's strongest heads, or of the table's first if it has none of those."""
+    """Return HTML drawings of `kernels`, a dict from (layer, head) to rows, for each detector's strongest heads, at
+    most 24.
+
+    If none of these heads has a kernel, the first heads of `kernels` are drawn.
+    """
     leading = [(row["layer"], row["head"]) for detector in DETECTORS for row in _top_heads(heads, detector)]
     chosen = ([pair for pair in dict.fromkeys(leading) if pair in kernels] or list(kernels))[:_MOST_DRAWN]
     rows = {(row["layer"], row["head"]): row for row in heads.to_dict("records")}

@@ -160,5 +160,5 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return the SHA-256 of tensors and the text of the record."""
+    """Return one SHA-256, as hex, of all tensors and the record's JSON text."""
     return hashlib.sha256(f"{digest_of_named(tensors)} {text}".encode()).hexdigest()

@@ -110,7 +110,10 @@ class SpectralHookedTransformer(_Base):
 
     @classmethod
     def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
-        """Load a folder of `save_pretrained` by `load_model`; any other name as HookedTransformer does."""
+        """Return the model in a folder of `save_pretrained`, by `load_model` with the further arguments.
+
+        Any other name is loaded as HookedTransformer's own `from_pretrained` does.
+        """
         config = read_config(Path(model_name).expanduser()) if isinstance(model_name, str | os.PathLike) else None
         if config is not None and config.get("model") == SpectralHookedTransformer.__name__:
             return load_model(model_name, *given, **named)
@@ -118,7 +121,7 @@ class SpectralHookedTransformer(_Base):
         return super().from_pretrained(model_name, *given, **named)
 
     def spectral_parameters(self) -> Any:
-        """Return the learnable frequencies, phases and gains alone."""
+        """Return the learnable frequencies, phases and gains, without the weights."""
         return self.spectral.parameters()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -197,7 +200,7 @@ def _as_json(cfg: Any) -> dict[str, Any]:
 
 
 def _made(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict of `_as_json` as a config of HookedTransformer that draws, seeds and downloads nothing."""
+    """Return a config for HookedTransformer from a dict of `_as_json`; it draws, seeds and downloads nothing."""
     dtype = getattr(torch, config["dtype"])
     return {**config, "dtype": dtype, "device": "cpu", "seed": None, "init_weights": False, "tokenizer_name": None}
 

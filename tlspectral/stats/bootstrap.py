@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
+from tlspectral.errors import earlier_calls
 from tlspectral.stats.correlations import PartialCorrelation, RankMethod, partial_correlation, residual_correlation
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
 from tlspectral.stats.values import (
@@ -66,8 +67,9 @@ class LayerBootstrap:
     reason: str | None = None
 
 
+@earlier_calls(heads="table")
 def layer_bootstrap(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     x: str = "D_head",
     y: str = "prev",
     controls: str | Sequence[str] = ("dir_frac",),
@@ -89,7 +91,7 @@ def layer_bootstrap(
     and the controls are removed again in each resample.
 
     Args:
-        heads: one row per head, of one model at one step.
+        table: one row per head, of one model at one step.
         x, y: names of the two columns.
         controls: name or names of the control columns; `()` gives the plain Spearman correlation.
         method: "hybrid" (default) or "rank", as in `partial_spearman`.
@@ -111,7 +113,7 @@ def layer_bootstrap(
     """
     require_known("method", method, get_args(RankMethod))
     _check_resampling(draws, level)
-    variables, clusters = _complete(heads, [x, y, *as_names(controls)])
+    variables, clusters = _complete(table, [x, y, *as_names(controls)])
     observed = partial_correlation(variables, method)
     resampled = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
     interval, reason = _interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
@@ -132,7 +134,7 @@ def layer_bootstrap(
         pvalue=pvalue,
         se=se,
         n=observed.n,
-        n_dropped=len(heads) - observed.n,
+        n_dropped=len(table) - observed.n,
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=draws - len(usable),
@@ -177,8 +179,9 @@ class Attenuation:
     reason: str | None = None
 
 
+@earlier_calls(heads="table")
 def attenuation(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     controls: str | Sequence[str] = ("rope_imag_frac", "freq_centroid"),
     *,
     x: str = "D_head",
@@ -201,7 +204,7 @@ def attenuation(
     Use it to ask how much of a relation two columns share with other columns of the table.
 
     Args:
-        heads: one row per head, of one model at one step.
+        table: one row per head, of one model at one step.
         controls: name or names of the added control columns.
         x, y: names of the two correlated columns.
         base: name or names of the controls in both correlations.
@@ -226,7 +229,7 @@ def attenuation(
     if draws:
         _check_resampling(draws, level)
     base = as_names(base)
-    variables, clusters = _complete(heads, [x, y, *base, *as_names(controls)])
+    variables, clusters = _complete(table, [x, y, *base, *as_names(controls)])
     short = 2 + len(base)
     before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
     n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
@@ -254,7 +257,7 @@ def attenuation(
         statistic=share,
         interval=interval,
         n=len(variables),
-        n_dropped=len(heads) - len(variables),
+        n_dropped=len(table) - len(variables),
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=n_degenerate,

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
+from tlspectral.errors import earlier_calls
 from tlspectral.stats.values import require_one_population, table_columns
 from tlspectral.tables.html_summary import html_summary
 
@@ -41,8 +42,9 @@ class TopHeadPercentile:
     method: str
 
 
+@earlier_calls(heads="table")
 def top_head_percentile(
-    heads: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
+    table: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
 ) -> TopHeadPercentile:
     """Return the median percentile of the k strongest heads within their model (FP Table 2, last column).
 
@@ -55,7 +57,7 @@ def top_head_percentile(
     Use it to ask whether heads with a strong behaviour have unusual values in another column.
 
     Args:
-        heads: one row per head of one model, with `layer` and `head`.
+        table: one row per head of one model, with `layer` and `head`.
         column: the column that is ranked. Default: "D_head".
         by: the column that chooses the strongest heads. Default: "prev". Among equal heads the lower layer goes first,
             then the lower head; `tied_at_border` counts heads left out in this way.
@@ -70,8 +72,8 @@ def top_head_percentile(
 
     Not established: that all heads of this kind have this rank. The median of five can hide two that do not.
     """
-    ranked, strength, layer, head = table_columns(heads, [column, by, "layer", "head"]).T
-    require_one_population(heads)
+    ranked, strength, layer, head = table_columns(table, [column, by, "layer", "head"]).T
+    require_one_population(table)
     known = ~np.isnan(ranked)
     usable = np.flatnonzero(known & ~np.isnan(strength))
     if k < 1:
@@ -79,7 +81,7 @@ def top_head_percentile(
     if k > len(usable):
         raise ValueError(f"k={k}, but only {len(usable)} heads have both {column} and {by}: give a smaller k")
     n = int(known.sum())
-    ranks = np.full(len(heads), np.nan)
+    ranks = np.full(len(table), np.nan)
     ranks[known] = scipy.stats.rankdata(ranked[known])
     order = usable[np.lexsort((head[usable], layer[usable], -strength[usable]))]
     strongest = order[:k]
@@ -90,7 +92,7 @@ def top_head_percentile(
         heads=tuple((int(layer[row]), int(head[row])) for row in strongest),
         k=k,
         n=n,
-        n_dropped=len(heads) - len(usable),
+        n_dropped=len(table) - len(usable),
         tied_at_border=int((strength[order[k:]] == strength[strongest[-1]]).sum()),
         method=f"median of rank / n of {column} over the top {k} by {by}, ties by layer and head",
     )

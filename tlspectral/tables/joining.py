@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.errors import earlier_calls
 from tlspectral.tables.meanings import MEANINGS, carried, first_table, warn_of_older
 from tlspectral.tables.same_model import origin_of, require_same_model
 from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row, spelled
@@ -28,7 +29,8 @@ _OF_TASK = {
 """`attrs` of a sweep that may differ between two tasks. All other `attrs` describe the removed part and its control."""
 
 
-def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
+@earlier_calls(heads="table")
+def join(table: pd.DataFrame, /, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
     """Join tables about the heads of one model into a table with a row per head.
 
     >>> import tlspectral as tls
@@ -43,18 +45,18 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     is put beside it: `join(on_names, text=on_text)` adds the columns `text_delta`, `text_excess_z` and so on.
 
     Args:
-        heads: table of `analyze_heads`, whose rows and order are kept, or a sweep (`ablation_sweep`, `band_effects`).
+        table: table of `analyze_heads`, whose rows and order are kept, or a sweep (`ablation_sweep`, `band_effects`).
         tables: other tables with `layer` and `head`, such as the tables of `positional_symbolic`, `ablation_sweep`,
             `band_effects`, `frequency_table` or `heads.kernel_prediction`.
         more: tables with a name, which precedes all their columns. Use it for tables that share columns with others.
 
     Returns:
-        The columns of `heads`, then the columns of each table. A value of part, mode, kind, band, frequency or offset
+        The columns of `table`, then the columns of each table. A value of part, mode, kind, band, frequency or offset
         precedes the name: `rope_phase_delta`. A head that a table lacks has missing values there. `attrs` are those in
-        `heads`; `attrs["joined"]` holds the `attrs` of each other table.
+        `table`; `attrs["joined"]` holds the `attrs` of each other table.
 
     Raises:
-        ValueError: a table has other weights, or weights that cannot be compared; it has a head that `heads` lacks;
+        ValueError: a table has other weights, or weights that cannot be compared; it has a head that `table` lacks;
             several of its rows belong to one head; a column exists already; or a second sweep removed something else
             than the first.
 
@@ -63,38 +65,38 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     Not established: that the numbers belong together. Prompts and seeds may differ: see `attrs["joined"]`. Hashes cover
     attention, embedding and unembedding, not MLPs. More: docs/table.md
     """
-    require(heads, _HEAD, "analyze_heads", name="table of heads")
-    joined = heads.reset_index(drop=True)
-    first = first_table(heads.attrs) if _is_sweep(heads) else None
-    warn_of_older(heads, "the table of heads")
-    documents = dict(columns_of(heads.attrs))
-    origins: dict[str, Any] = dict(heads.attrs.get("joined", {}))
-    labelled = [(None, table) for table in tables] + list(more.items())
-    for place, (label, table) in enumerate(labelled, 1):
-        made_by = table.attrs.get("table")
+    require(table, _HEAD, "analyze_heads", name="table of heads")
+    joined = table.reset_index(drop=True)
+    first = first_table(table.attrs) if _is_sweep(table) else None
+    warn_of_older(table, "the table of heads")
+    documents = dict(columns_of(table.attrs))
+    origins: dict[str, Any] = dict(table.attrs.get("joined", {}))
+    labelled = [(None, added) for added in tables] + list(more.items())
+    for place, (label, added) in enumerate(labelled, 1):
+        made_by = added.attrs.get("table")
         title = f"table {label or made_by or place}"
-        require(table, _HEAD, "heads", name=title)
-        unknown_origin = require_same_model(heads, table.attrs, f"the rows of the {title}")
+        require(added, _HEAD, "heads", name=title)
+        unknown_origin = require_same_model(table, added.attrs, f"the rows of the {title}")
         if unknown_origin:
             raise ValueError(
                 f"cannot check that the {title} and the table of heads are of one model: {unknown_origin}. Make both "
                 "tables with this version on one model. If pandas (concat, merge) dropped the attrs of a table, "
                 "restore them: table.attrs = original.attrs"
             )
-        if "receiver" in table:
+        if "receiver" in added:
             raise ValueError(
                 f"the {title} has a row per edge: its layer and head name the sender. join needs a row per head: leave "
                 "this table out"
             )
-        warn_of_older(table, f"the {title}")
+        warn_of_older(added, f"the {title}")
         rows, on = _HEAD, ""
-        if first is not None and first == made_by and _is_sweep(table):
-            _require_same_cut(heads.attrs, table.attrs, title)
-            rows = [*_HEAD, *(key for key in _ROW if key in heads and key in table)]
-            on = f" Measured on the task {table.attrs.get('task')}."
-        require_one_row(heads, rows, "choose its rows first", name="table of heads")
+        if first is not None and first == made_by and _is_sweep(added):
+            _require_same_cut(table.attrs, added.attrs, title)
+            rows = [*_HEAD, *(key for key in _ROW if key in table and key in added)]
+            on = f" Measured on the task {added.attrs.get('task')}."
+        require_one_row(table, rows, "choose its rows first", name="table of heads")
         index = joined.set_index(rows).index
-        wide, meanings = _wide(table, title, rows, on)
+        wide, meanings = _wide(added, title, rows, on)
         unknown = wide.index.difference(index)
         if len(unknown):
             raise ValueError(
@@ -114,12 +116,12 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         documents |= meanings
         name = str(label or made_by or place)
         name = f"{name}_{len(origins) + 1}" if name in origins else name
-        left_out = {*origin_of(table.attrs), "versions", "columns"}
-        origins[name] = {str(key): value for key, value in table.attrs.items() if key not in left_out}
+        left_out = {*origin_of(added.attrs), "versions", "columns"}
+        origins[name] = {str(key): value for key, value in added.attrs.items() if key not in left_out}
     texts = {name: documents[name].meaning for name in joined if name in documents}
-    made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in labelled])
+    made = ", ".join([f"{label}=" * bool(label) + str(added.attrs.get("table")) for label, added in labelled])
     schema = Schema(f"join({first or 'heads'}, {made})", tuple(documents[name] for name in texts), "`tls.tables.join`")
-    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(heads)}
+    joined.attrs = {**table.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(table)}
     return joined
 
 

@@ -111,6 +111,24 @@ CHANGES = (
 """All changes, oldest first. Add a new change at the end, because tables store the number of changes they follow."""
 
 
+RENAMED = {
+    "band_effects": {
+        "random_delta": "control_delta",
+        "random_delta_se": "control_delta_se",
+        "random_delta_min": "control_delta_min",
+        "random_delta_max": "control_delta_max",
+        "random_score_rms": "control_rms",
+        "random_overlap": "control_overlap",
+    }
+}
+"""By table, from the name of a column in an earlier release to its name now."""
+
+
+def renamed_columns(name: Any) -> Mapping[str, str]:
+    """Return a dict from earlier to present names of the columns of the table `name`; empty for other values."""
+    return RENAMED.get(name, {}) if isinstance(name, str) else {}
+
+
 def followed(attrs: Mapping[Any, Any]) -> int:
     """Return the number of changes that a table follows, read from its `attrs`; 0 if they have no such number."""
     number = attrs.get(MEANINGS)

@@ -13,10 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.errors import not_a
+from tlspectral.errors import not_a, warn_caller
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.head_columns import describe_columns
-from tlspectral.tables.meanings import warn_of_older
+from tlspectral.tables.meanings import renamed_columns, warn_of_older
 from tlspectral.tables.schema import columns_of, remember
 
 _PARQUET = (".parquet", ".parq", ".pq")
@@ -205,11 +205,19 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     try:
         frame = _frame_of(table)
         frame.attrs = described["provenance"]
-        remember(frame.attrs.get("table"), described.get("columns"))
+        now = renamed_columns(frame.attrs.get("table"))
+        earlier = [name for name in now if name in frame]
+        frame = frame.rename(columns=now)
+        docs = described.get("columns")
+        docs = {now.get(name, name): entry for name, entry in docs.items()} if isinstance(docs, dict) else docs
+        remember(frame.attrs.get("table"), docs)
     except MemoryError:
         raise
     except Exception as error:  # pandas and pyarrow raise errors of many types for changed metadata
         raise _unreadable(path, error) from error
+    if earlier:
+        names = ", ".join(f"{name} is now {now[name]}" for name in earlier)
+        warn_caller(f"{os.fspath(path)} was written by an earlier release, and its columns are renamed: {names}")
     warn_of_older(frame, os.fspath(path))
     return frame
 

@@ -12,6 +12,22 @@ _MOST = 6  # decimals
 _LARGE = 1e7
 
 
+def short_number(value: float, decimals: int = 3) -> str:
+    """Return a number with three significant digits and at most `decimals` decimals; a tiny or huge number gets an
+    exponent.
+
+        >>> [short_number(value) for value in (6.2832, 62.832, 0.0123, 2e-6)]
+        ['6.28', '62.8', '0.012', '2e-6']
+    """
+    size = abs(value)
+    if not 0 < size < np.inf:
+        return f"{value:.{decimals}f}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    if not 0.5 * 10.0**-decimals <= size < _LARGE:
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:.{min(decimals, max(0, 2 - int(exponent)))}f}"
+
+
 def printed(table: "pd.DataFrame", digits: int) -> str:
     """Return a table as aligned text. `number_texts` formats each column of floats, and NaN is printed as a dash."""
     shown = table.copy(deep=False)

@@ -168,7 +168,7 @@ def known_schemas() -> dict[str, Schema]:
 
 
 def columns_of(attrs: Mapping[Any, Any]) -> Mapping[str, Column]:
-    """Return a dict from name to documented column of the table that `attrs["table"]` names; {} if unknown."""
+    """Return the documented columns, by name, of the table that `attrs["table"]` names; {} if it is unknown."""
     name = attrs.get("table")
     return _DOCUMENTED.get(name, {}) if isinstance(name, str) else {}
 

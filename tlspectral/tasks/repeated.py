@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import not_a, shown
+from tlspectral.errors import earlier_calls, not_a, shown
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
@@ -19,8 +19,9 @@ from tlspectral.tables.detector_columns import DETECTORS
 SMALL_VOCABULARY = 64  # under so many ids a segment is a permutation, so that no id occurs twice in it
 
 
+@earlier_calls("n_sequences", "segment_length")
 def repeated_sequences(
-    view: AttentionView, n_sequences: int = 200, segment_length: int = 64, *, seed: int = 0
+    view: AttentionView, *, n_sequences: int = 200, segment_length: int = 64, seed: int = 0
 ) -> Int[Tensor, "sequences pos"]:
     """Return random sequences `[BOS, r, r]`: a start token, then a segment r of L random ids twice.
 
@@ -28,7 +29,7 @@ def repeated_sequences(
 
     >>> import tlspectral as tls
     >>> view = tls.models.reading.attention_view(tls.load_model("tiny-rope"))
-    >>> tls.tasks.repeated_sequences(view, 2, 3).tolist()
+    >>> tls.tasks.repeated_sequences(view, n_sequences=2, segment_length=3).tolist()
     [[0, 19, 11, 20, 19, 11, 20], [0, 21, 14, 27, 21, 14, 27]]
 
     BOS is the tokenizer's BOS, otherwise its EOS, otherwise 0. With fewer than 64 ids in the vocabulary a segment is a
@@ -106,7 +107,9 @@ class RepeatedSegments:
         """Return the sequences for a model. Raises ValueError as `induction_loss`."""
         tokens = self.given
         if tokens is None:
-            tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
+            tokens = repeated_sequences(
+                view, n_sequences=self.n_sequences, segment_length=self.segment_length, seed=self.seed
+            )
         return given_sequences(view, tokens)
 
 

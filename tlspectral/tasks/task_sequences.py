@@ -138,7 +138,7 @@ class TaskSequences(PackedTokens):
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
         given = (wide, tokens, mask) if self.by_rows else (wide.clone(), tokens.clone(), mask.clone())
         returns = f"a tensor of real numbers of shape ({len(tokens)},)"
-        arguments = dict(zip(("logits", "tokens", "mask"), given, strict=True))
+        arguments: dict[str, Any] = dict(zip(("logits", "tokens", "mask"), given, strict=True))
         values = call_users(self.metric, arguments, self._metric_name, returns)
         said = f"{self._metric_name} returns a value per sequence"
         return in_float64(returned_tensor(values, (len(tokens),), said))

@@ -138,7 +138,7 @@ REFUSED = {
     "one group": (lambda: leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "b": 1}), "two groups are compared"),
     "few heads": (
         lambda: top_k_sensitivity({"big": heads(20), "small": heads()}, {"big": "a", "small": "b"}, ks=(10,)),
-        "small: k=10 heads were asked for, and 8",
+        "small: k=10, but only 8 heads have",
     ),
     "even k": (lambda: another_model(heads(), k=4), "k=4 is even"),
     "no tables": (lambda: scheme_contrast({}), "at least one"),

@@ -269,7 +269,7 @@ def test_a_part_is_read_under_its_own_name_with_the_attrs_it_was_given(folder, a
 
 def test_a_part_copied_over_another_is_refused_by_name(folder):
     shutil.copy(folder.path / "part0.parquet", folder.path / "part1.parquet")
-    with pytest.raises(IncompatibleCheckpoint, match=r"part1\.parquet holds part0: another job was copied there"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"part1\.parquet holds part0, another job or a file"):
         folder.read("part1")
     assert folder.read("part0")["number"].item() == 0
 
@@ -280,7 +280,7 @@ def test_a_part_without_a_name_is_refused(folder):
     table = read_table(file)
     assert table.attrs.pop("file") == "part0"
     write_table(table, file)
-    with pytest.raises(IncompatibleCheckpoint, match=r"part0\.parquet holds a job without a name.*; remove it"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"part0\.parquet holds a job without a name.*: remove the file"):
         folder.read("part0")
 
 

@@ -73,7 +73,7 @@ REFUSED = [
     ("symmetric", {"heads": []}, "heads= names no heads"),
     ("output", {"heads": [], "control": "random"}, "heads= names no heads"),
     ("symmetric", {"task": "language"}, "no tokenizer"),
-    (Output("mean"), {"task": margin(ONE)}, "the task has one sequence"),
+    (Output("mean"), {"task": margin(ONE)}, "needs other sequences, and the task has one"),
     (Output("resample"), {"task": margin(UNEQUAL)}, "3 to 5 tokens: give prompts of one length"),
     (Output("resample", zoo.prompt()), {"task": margin(FOUR)}, "these have 4 to 24 tokens"),
     (Output("mean"), {"screen": "gradient"}, "it needs replace='zero'"),

@@ -101,7 +101,7 @@ def test_what_has_no_answer_is_refused_in_words(name, what):
 @encoders
 def test_patterns_are_of_all_tokens_and_detectors_read_both_sides(name):
     model, length = zoo.shared("bridge", name), 8
-    tokens = repeated_sequences(attention_view(model), 6, length)
+    tokens = repeated_sequences(attention_view(model), n_sequences=6, segment_length=length)
     patterns = recorded(model, ("pattern",), tokens)
     assert float(patterns[0, "pattern"].triu(1).sum((-2, -1)).min()) > 1  # else nothing below differs from a decoder
     found = detect_heads(model, prompts=tokens)
@@ -167,7 +167,7 @@ def test_a_sweep_is_ablation_of_each_head(name):
 @encoders
 def test_a_run_with_a_mask_is_refused_inside_a_block(name):
     model, mask = zoo.shared("bridge", name), (torch.arange(12) < 9).long().expand(4, -1)
-    with tls.ablate(model, "L0H1", "symmetric"), pytest.raises(EditNotHonored, match=r"look for .* padding"):
+    with tls.ablate(model, "L0H1", "symmetric"), pytest.raises(EditNotHonored, match=r"run without .* padding"):
         logits(model, TOKENS, attention_mask=mask)
 
 

@@ -183,7 +183,7 @@ def detect_heads(
     without_sinks = asked_for_sinks(sinks)
     with measured(model) as view:
         if prompts is None:
-            repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
+            repeated = repeated_sequences(view, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
             sequences, distinct = even_rows(repeated), None
         else:
             max_se = None

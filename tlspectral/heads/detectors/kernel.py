@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import earlier_calls, warn_caller
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -64,12 +64,13 @@ KERNEL_PREDICTION = Schema(
 )
 
 
+@earlier_calls("offsets")
 def relative_position_kernel(
     model: Any,
     heads: Heads | None = None,
     prompts: Any = None,
-    offsets: Iterable[Any] | None = None,
     *,
+    offsets: Iterable[Any] | None = None,
     reference: Any = None,
 ) -> pd.DataFrame:
     """Return each head's mean attention score by distance from query to key ("Fingerprint, Not Blueprint", section 7).
@@ -121,12 +122,13 @@ def relative_position_kernel(
         return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(), **counts})
 
 
+@earlier_calls("offsets")
 def kernel_prediction(
     model: Any,
     heads: Heads | None = None,
     prompts: Any = None,
-    offsets: Iterable[Any] | None = None,
     *,
+    offsets: Iterable[Any] | None = None,
     reference: Any = None,
 ) -> pd.DataFrame:
     """Measure how well a head's mean query and key predict its mean scores by distance, and which frequencies they use.

@@ -297,6 +297,7 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
     subtracted = b_dec if settings.get("apply_b_dec_to_input", True) else torch.zeros_like(b_dec)
 
     def encode(stream: Tensor) -> Tensor:
+        """Return the activations of streams [..., d_in] as the autoencoder computes them, [..., d_sae]."""
         preactivations = (stream.float() - subtracted) @ w_enc + b_enc
         if kind == "topk":
             largest = preactivations.topk(k, dim=-1)

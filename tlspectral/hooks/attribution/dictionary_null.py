@@ -86,6 +86,7 @@ def _max_p(
     same = [score.run.positions[0] == score.run.positions[1] for score in divided]
 
     def largest(places: list[tuple[int, int]]) -> float:
+        """Return the largest |mean| of a pair of features of the tokens in `places`."""
         return _largest(divided, reads, weights, places, len(dictionary.decoder))
 
     every = [(a, a) for a in range(lengths[0])] if same[0] else [*permutations(range(lengths[0]), 2)]

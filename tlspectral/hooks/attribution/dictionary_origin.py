@@ -85,12 +85,12 @@ class DictionaryOrigin:
                 f"features mean nothing here; load {self.model}, or a dictionary for this model"
             )
             return
-        given = _step(revision)
+        own_step = _step(revision)
         # A number of a checkpoint in TransformerLens' list (a text here) is not compared with a step.
-        same = given is not None if isinstance(self.step, str) else self.step == given
+        same = own_step is not None if isinstance(self.step, str) else self.step == own_step
         if self.model and not same:
             steps = [
-                "the last training step" if step is None else f"training step {step}" for step in (self.step, given)
+                "the last training step" if step is None else f"training step {step}" for step in (self.step, own_step)
             ]
             warn_caller(
                 f"{self.where} says that the dictionary was made on {self.model} at {steps[0]}, and this model is at "
@@ -116,6 +116,7 @@ class DictionaryOrigin:
         embedding_norm, to_warn = view.has_embedding_norm, self.processed_by_default
 
         def encode_checked(streams: Tensor) -> Tensor:
+            """Return activations of streams, centred first if needed. Raises ValueError if that is impossible."""
             nonlocal to_warn
             centred_here = writes_centred or is_centred(streams, eps)
             if self.centred is False and centred_here:

@@ -68,7 +68,7 @@ def ov_attribution(
     by: Term = "token",
     dictionary: Dictionary | None = None,
 ) -> pd.DataFrame:
-    """Write the output of heads at one position as a sum over the tokens that they attend to.
+    """Split the output of heads at one position into a sum over the tokens that they attend to.
 
     >>> import tlspectral as tls, torch
     >>> tokens = torch.arange(3, 20).repeat(2)
@@ -86,9 +86,9 @@ def ov_attribution(
         heads: one or several heads in any form; None: all heads (before the layer of a receiver that is given as
             `direction`). Several heads need a direction.
         query: position at which the heads write, negative from the end.
-        direction: vector d; a write w gets the number w . d. Default: None, which gives length and cosine instead.
-            A pair of answers (" Mary", " John"): w's contribution to the difference of their logits. A receiver
-            "L20H3.q", "L20H3.v" or "L18KV2.k": the component of w along what the receiver reads. Or a vector [d_model].
+        direction: the number to compute for each term. Default: None, its length, and its cosine with the whole write.
+            Answers (" Mary", " John"): its contribution to logit(first) - logit(second). A receiver "L20H3.q",
+            "L20H3.v" or "L18KV2.k": its component along the receiver's input. A vector [d_model]: the inner product.
         by: "token" (default): a row per head and key. "head": a row per head. "source": a row per head, key and
             source of the key's stream (embedding, learned positions, each earlier head and MLP, biases).
         dictionary: with by="source", a `tls.Dictionary` for the stream that enters the heads' layer; its active
@@ -96,7 +96,8 @@ def ov_attribution(
 
     Returns:
         DataFrame, largest |contribution| (or norm) first. Columns: `layer, head, name, source?, position?, token?,
-        contribution?, norm?, cosine?`. `attrs` has the direction in words and the `remainder` of the sum.
+        contribution?, norm?, cosine?`. `attrs` has the direction in words, and the `remainder`: the largest
+        distance of the sum from the model's own write, as a share of its length.
 
     Raises:
         BadHead: a head or receiver does not exist.

@@ -65,9 +65,9 @@ class Answers:
         for bias in (None if norm.bias is None else norm.bias @ columns, getattr(view.model, "b_U", None)):
             if bias is not None:
                 constants = constants + factor * (bias if bias.shape == (2,) else _double(bias[both]))
-        own, found = _double(run.logits[both]), softcapped(stream @ vectors + constants, cap)
+        own, rebuilt = _double(run.logits[both]), softcapped(stream @ vectors + constants, cap)
         nearest_bound(
-            (found - own).abs(),
+            (rebuilt - own).abs(),
             _double(run.logits.abs().max()).expand(2),
             run.logits.dtype,
             "term sum",

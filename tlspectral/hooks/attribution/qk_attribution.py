@@ -65,7 +65,7 @@ def qk_attribution(
     top: int | None = None,
     remove: int | None = None,
 ) -> pd.DataFrame:
-    """Write one attention score of a head as a sum over pairs of terms of its two tokens' residual streams.
+    """Split one attention score of a head into a sum over pairs of terms of its two tokens' residual streams.
 
     >>> import tlspectral as tls, torch
     >>> tokens = torch.arange(3, 20).repeat(2)
@@ -89,13 +89,13 @@ def qk_attribution(
             features, its bias and the error. Read `attrs["error_share"]` first. Only with by="source".
         top: number of pairs with the largest |total| to keep; all other pairs become one row, `rest`. Default: all.
         remove: number of pairs with the largest |total| to take out, at most `top`. The column `measured` is the score
-            that is lost when every norm is computed again. Default: None. Not with by="frequency".
+            lost without the pair, with every norm computed again. Default: None. Not with by="frequency".
 
     Returns:
         DataFrame, largest |total| first. Columns: `query_term, key_term, query_source?, key_source?, symmetric,
         antisymmetric, phase, outside_m, total, total_se?, measured?, measured_se?, attention_predicted?,
         attention_measured?`. M_S, M_A, Im(M_t) and the biases (`outside_m`) of a row add up to `total`. `attrs` has the
-        model's own `score`, its `remainder` over the sum of the rows, `attention`, positions and tokens.
+        model's `score`, the `remainder` (score minus the sum of all rows), `attention`, positions and tokens.
 
     Raises:
         BadHead: the head does not exist.

@@ -63,6 +63,7 @@ class ReceiverInput:
         held: dict[str, Tensor] = {}
 
         def edit(read: Tensor, hook: Any) -> Tensor:
+            """Return the receivers' activation `read`, computed again from the stream minus the cuts."""
             x = self._stream(held) if self.reads is not None else widened(read)
             if isinstance(self.reads, LayerReads):
                 return without(read, x, self.reads, cuts())

@@ -319,6 +319,7 @@ class ReceiverLayer:
     def _scores(
         self, head: int, rows: Int[Tensor, "sequences rows"], change: Tensor | None = None
     ) -> Float[Tensor, "*copies sequences rows pos"]:
+        """Return the head's scaled scores of the queries `rows`, -inf where masked; `change` as in `weights`."""
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         queries = self.query.gather(1, rows[..., None, None].expand(-1, -1, *self.query.shape[2:]))
         scores = HeadScores.of_rows(

@@ -105,6 +105,7 @@ def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]
 
 
 def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
+    """Return the query heads whose input changes with an edit of the receiver; none for MLPs and logits."""
     if receiver.head < 0:
         return ()
     raw = view.raw(receiver.layer)

@@ -83,6 +83,7 @@ class EdgeSender:
         ]
 
     def _measure(self, z: Tensor, hook: Any) -> None:
+        """Store in `run` the tensor that removing the part subtracts from the stream, and keep the write."""
         ablation, layer = self.ablation, self.ablation.layer.layer
         writes = head_writes(ablation.view, layer, widened)
         z = z_of(z, writes.w_o)
@@ -94,6 +95,7 @@ class EdgeSender:
 
     @torch.no_grad()
     def _compare_written(self, attention: Tensor, hook: Any) -> None:
+        """Raise EditNotHonored if the output of attention is not the sum of the heads' writes and the biases."""
         written = self.ablation.taken("written")
         attention = attention * self.ablation.view.attention_factor(self.ablation.layer.layer)
         require_close(
@@ -164,6 +166,7 @@ class EdgeReceiver(HeadCapture):
         )
 
     def _edit(self, captured: Float[Tensor, "batch pos *width"], hook: Any) -> Tensor:
+        """Return queries, keys or values computed again from the stream without the senders' tensors."""
         refuse_open_receivers([hook], self.what, self.heads, of=self)
         # An activation of a model spread over several devices moves inside a layer.
         x = widened(self.taken("residual")).to(captured.device)

@@ -152,11 +152,13 @@ class CachedRun:
         return self._latest[key][self._heads_of(sender).index(sender.head)]
 
     def _heads_of(self, sender: Sender) -> list[int]:
+        """Return the heads of all senders of the same layer and kind; [-1] for an MLP."""
         return [other.head for other in self.senders if (other.layer, other.kind) == (sender.layer, sender.kind)]
 
     def _written(
         self, sender: Sender, draw: int, captured: dict[str, Tensor]
     ) -> Float[Tensor, "senders sequences pos d_model"]:
+        """Return the writes of all senders of the kind and layer of `sender`, or their control writes of a draw."""
         layer, heads = max(0, sender.layer), self._heads_of(sender)
         names = self.view.hook_names(layer)
         if sender.kind != "head":  # a control draw rotates the whole write

@@ -133,8 +133,10 @@ class Mode(QueryKeyPart):
         return -torch.cat(drawn, dim=1)
 
     def _of(self, head: int) -> _OfHead:
+        """Return the matrices of a head; the part is bound to it."""
         assert self.of_heads is not None
         return self.of_heads[head]
 
     def _between(self, scores: HeadScores, removed: Float64[Tensor, "heads d_head d_head"]) -> Tensor:
+        """Return the scores of `queries @ removed` (queries without bias) with the keys of the run."""
         return scores.between(scores.query.content @ removed.to(scores.query.content), scores.key.whole)

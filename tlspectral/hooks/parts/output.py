@@ -42,23 +42,23 @@ class Output(Part):
     Output(replace='mean', reference=None, seed=0)
 
     Attributes:
-        replace: z', which is one of
+        replace: the replacement z'.
 
-            - "zero": 0
-            - "mean": the mean of z over the reference sequences at the same position; if the lengths of run and
-              reference differ, the mean over all positions too
-            - "resample": z on another sequence of the same length, the same sequence for all heads
-            - "counterfactual": z on the counterfactual of the same row. A task with `counterfactual=` supplies these;
-              in `ablate` without a task give them as `reference`, one prompt per row
-            - None (default): "counterfactual" if the task has counterfactual prompts, otherwise "zero"
+            - "zero": 0.
+            - "mean": the mean of z over reference sequences, at the same position. If run and reference differ in
+              length, it is also over all positions.
+            - "resample": z on another sequence of the same length, the same sequence for all heads.
+            - "counterfactual": z on the counterfactual of the same row. A task with `counterfactual=` supplies these
+              prompts; in `ablate` without a task give them as `reference`, one prompt per row.
+            - None (default): "counterfactual" if the task has counterfactual prompts, otherwise "zero".
         reference: prompts in any form that `Task` takes, for "mean", "resample" and "counterfactual". They are run
             once, under the hooks that are then on the model. Default: None, the other sequences of the same run (in a
             sweep: of the task). Means then depend on the batch, so give a reference if you compute a loss.
         seed: of the random choice of sequences for "resample". Default: 0.
 
     Raises:
-        ValueError: an unknown `replace`; a reference with "zero", or one that is not prompts; no counterfactual
-            prompts.
+        ValueError: `replace` is unknown, a reference is given for "zero" or is not prompts, or the task has no
+            counterfactual prompts for "counterfactual".
 
     Not established: with "zero" the layer's bias b_O stays, and TransformerLens' `fold_value_biases` moves a head's
     value bias into b_O. The effect of "zero" depends on it; the other replacements do not. More:
@@ -102,6 +102,7 @@ class Output(Part):
         return {"replace": self.replace}
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
+        """Return what happens to the output in words, such as "replaced by zeros", and no settings."""
         return f"replaced by {_IN_PLACE[self.replace or 'zero']}", {}
 
     @property
@@ -246,6 +247,7 @@ def _given(reference: Any) -> Any:
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:
+    """Tokenize the reference prompts. Raises ValueError if they are not prompts."""
     try:
         return packed_prompts(view, reference)
     except (TypeError, ValueError) as error:
@@ -296,6 +298,7 @@ def _from_reference(
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
 
     def captured_of(batch: slice) -> tuple[slice, dict[str, Tensor]]:
+        """Return the batch and its activations z, by hook name."""
         return batch, capture_until(view, sequences.tokens[batch], names.values(), last=names[max(names)])
 
     rows = rows_of_pass(view, sequences.tokens.shape[1])

@@ -136,6 +136,7 @@ class Part(Placed):
         return f"{self.name}{whose} {done}" + (f" ({', '.join(shown)})" if shown else "")
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
+        """Return "taken out" or "replaced", and the settings to show, for `in_words`."""
         return "replaced" if self.acts_on == "z" else "taken out", self.settings
 
     # --- settled for prompts, and bound to heads ---

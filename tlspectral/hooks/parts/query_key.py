@@ -103,6 +103,7 @@ class QueryKeyPart(Part, ABC):
         return pair_mask(self.frequencies, geometry.n_pairs)
 
     def _any_pair(self, layer: int, geometry: RotaryGeometry | None) -> bool:
+        """Return whether `frequencies` selects any rotary pair of a layer. Raises ValueError for pairs it lacks."""
         assert geometry is not None
         try:
             return bool(self.pairs_of(geometry, [0]).any())

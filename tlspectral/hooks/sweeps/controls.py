@@ -152,6 +152,7 @@ def _score_products(
     every = Band(range(n_pairs), at=at)
 
     def products_of(sequences_run: slice) -> Tensor:
+        """Return the sum over some sequences of their mean products."""
         nonlocal batch
         batch = sequences_run
         of_batch.zero_()

@@ -73,6 +73,7 @@ def gradient_screen(
     n = len(sequences.tokens)
 
     def gradients_of(sequences_run: slice) -> tuple[Tensor, ...]:
+        """Return the gradient of the metric in each layer's gates, summed over some sequences."""
         nonlocal batch
         batch = sequences_run
         for ablation in ablations:

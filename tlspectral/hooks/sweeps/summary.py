@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64
 
+from tlspectral.errors import earlier_calls
 from tlspectral.heads.detectors import DETECTORS
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
@@ -51,9 +52,10 @@ SUMMARIZE_SWEEP = Schema(
 )
 
 
+@earlier_calls(heads="table")
 def summarize_sweep(
     sweep: pd.DataFrame | Sequence[pd.DataFrame],
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     *,
     small: float | None = None,
 ) -> pd.DataFrame:
@@ -61,8 +63,12 @@ def summarize_sweep(
 
     Use it to compare parts, and to see whether the head that matters most is the head that a detector finds.
 
-        sweep = tls.ablation_sweep(model, "rope_phase", control="random")
-        tls.hooks.summarize_sweep(sweep, tls.analyze_heads(model))
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> sweep = tls.ablation_sweep(model, "rope_phase")
+    >>> summary = tls.hooks.summarize_sweep(sweep, tls.detect_heads(model))
+    >>> summary.loc[2, ["statement", "column", "note"]].tolist(), int(summary.loc[2, "value"])
+    (['detector_rank', 'prev', 'L0H3'], 1)
 
     Each row is a `statement` about the effects (`delta`) of one part:
 
@@ -79,7 +85,7 @@ def summarize_sweep(
 
     Args:
         sweep: a table of `ablation_sweep`, or a list of such tables of one model. Unmeasured heads are ignored.
-        heads: the table of `analyze_heads` for the same model. It needs every head of the sweep.
+        table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
         small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
             "language"; other tasks need it.
 
@@ -87,28 +93,28 @@ def summarize_sweep(
         A row per statement. Columns: `part, size_control, statement, column, value, low, high, pvalue,
         pvalue_floor, qvalue, n, note`.
 
-    Raises:
-        ValueError: there is no effect, `heads` lacks a head or is of another model, a head is twice in a part, `small`
-            is missing, or the task does not say whether a higher value is better.
+    Raises ValueError if the sweep has no effect, `table` lacks a head or is of another model, a head is twice in a
+    part, `small` is missing, or the task does not say whether a higher value is better.
 
-    Not established: that a column predicts which head matters. One model is one observation. More: docs/statistics.md
+    Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
+    alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
     tables = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
-    for table in tables:
-        require_table(table, "give the result of tls.ablation_sweep, or a list of them", name="sweep")
-        require_same_model(heads, table.attrs, "the sweep's effects")
-        warn_of_older(table, "the sweep")
-        (what_is_small, harm), parts = _scale(table.attrs, small), table["part"].unique()
+    for one_part in tables:
+        require_table(one_part, "give the result of tls.ablation_sweep, or a list of them", name="sweep")
+        require_same_model(table, one_part.attrs, "the sweep's effects")
+        warn_of_older(one_part, "the sweep")
+        (what_is_small, harm), parts = _scale(one_part.attrs, small), one_part["part"].unique()
         for part in parts:
-            measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
-            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, what_is_small, harm)
+            measured = one_part.loc[(one_part["part"] == part) & one_part["delta"].notna()].reset_index(drop=True)
+            rows += _part_rows(part, measured, table, one_part.attrs if len(parts) == 1 else {}, what_is_small, harm)
     if not rows:
         raise ValueError("the sweep has no measured effect (column delta): give a table of tls.ablation_sweep")
     summary = pd.DataFrame(rows, columns=[column.name for column in SUMMARIZE_SWEEP.columns])
     pvalues = summary["pvalue"].where(summary["statement"] == "rank_correlation")
     summary["qvalue"] = benjamini_hochberg(pvalues.to_numpy(float)).q
-    return SUMMARIZE_SWEEP.frame(summary, {MEANINGS: min(followed(table.attrs) for table in tables)})
+    return SUMMARIZE_SWEEP.frame(summary, {MEANINGS: min(followed(one_part.attrs) for one_part in tables)})
 
 
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
@@ -136,7 +142,7 @@ def _part_rows(
     missing = np.flatnonzero(joined["_merge"] != "both")
     if len(missing):
         layer, head = joined.loc[missing[0], ["layer", "head"]]
-        raise ValueError(f"heads lacks L{layer}H{head} of the sweep: give the table of the whole model")
+        raise ValueError(f"the head table lacks L{layer}H{head} of the sweep: give the table of the whole model")
     if joined.empty:
         return
     sums = attrs.get("sums_per_sequence") or {}

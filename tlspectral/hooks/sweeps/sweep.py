@@ -138,7 +138,8 @@ def ablation_sweep(
     folder holds another sweep).
 
     Not established: that a head without effect does nothing; other heads may replace it. `delta_p` is not corrected for
-    the number of heads. Whether a part does more than a random one is `control_p`. More: docs/parts.md
+    the number of heads; with 8 or 16 skewed sequences it rejects 7.9 to 9.9 % at nominal 5 %. Whether a part does more
+    than a random one is `control_p`. More: docs/parts.md
     """
     with measured(model) as view:
         removed = part_of(part)
