@@ -6,6 +6,7 @@ A message names the model, layer and role, says what was found, and what to type
 import difflib
 import importlib.util
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -167,21 +168,107 @@ def public_call() -> str:
 
     Messages about swapped arguments end with it, because they are raised far below that function.
     """
-    frame, outermost = sys._getframe(), None
+    frame, call = sys._getframe(), ""
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
-        if str(frame.f_globals.get("__name__")).startswith("tlspectral."):
-            outermost = frame
+        module, code = str(frame.f_globals.get("__name__")), frame.f_code
+        names = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
+        name = code.co_name
+        if name in ("__init__", "__post_init__", "__new__") and code.co_argcount:
+            name = type(frame.f_locals[code.co_varnames[0]]).__name__
+        if module.startswith("tlspectral.cli"):  # the user typed a command, not this function
+            return ""
+        if module.startswith("tlspectral.") and names and not name.startswith(("_", "<")):
+            call = f"{name}({', '.join(names)})"  # the outermost such function wins
         frame = frame.f_back
-    if outermost is None or str(outermost.f_globals.get("__name__")).startswith("tlspectral.cli"):
+    return call
+
+
+WHOLE_NUMBERS = "whole numbers, such as token ids"
+_KINDS_OF_NAMES = {
+    "a head": r"L?-?\d+[H.]-?\d+",
+    "all heads of a layer": r"L-?\d+",
+    "a receiver": r"L?-?\d+(H|\.|KV)-?\d+\.[qkv]|L?-?\d+\.?MLP|logits",
+    "a part": r"(anti)?symmetric(_static)?|rope_phase|output|M_S|M_A|Im\(M_t\)",
+    "a task": "induction|language",
+    "the file of a table": r".*\.(parquet|csv)",
+}
+"""Regular expressions for names that users write, by the kind of argument that they are."""
+_PLURALS = {"a head": "heads", "a receiver": "receivers", "a part": "parts", WHOLE_NUMBERS: WHOLE_NUMBERS}
+
+
+def kind_of(value: Any) -> str:
+    """Return which kind of argument a value is, such as "a model", "a part" or "a head"; "" if it is not recognised.
+
+    It is for messages about swapped arguments. Objects are recognised by their attributes, so nothing is imported.
+    """
+    if isinstance(value, type):
         return ""
-    code = outermost.f_code
-    names = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
-    name = code.co_name
-    if name in ("__init__", "__post_init__", "__new__") and code.co_argcount:
-        name = type(outermost.f_locals[code.co_varnames[0]]).__name__
-    if name.startswith(("_", "<")) or not names:
-        return ""
-    return f"{name}({', '.join(names)})"
+    if isinstance(value, str):
+        return _kind_of_text(value)
+    for kind, attributes in (
+        ("a model", ("run_with_hooks",)),
+        ("a model", ("named_parameters",)),
+        ("a model", ("only_weights",)),
+        ("a task", ("metric", "prompts")),
+        ("a part", ("acts_on", "settings")),
+        ("the value of a task", ("per_sequence",)),
+        ("a dictionary of features", ("decoder", "encode")),
+        ("a prompt in blocks", ("prefix", "blocks", "suffix")),
+        ("a table", ("columns", "dtypes")),
+        ("a table", ("column_names", "schema")),
+        ("a receiver", ("layer", "head", "input", "shared")),
+    ):
+        if all(hasattr(value, attribute) for attribute in attributes):
+            return kind
+    if callable(value):
+        return "a function"
+    if isinstance(value, Mapping):
+        return "a tokenizer's batch" if "input_ids" in value else ""
+    if isinstance(value, list | tuple | Set):
+        return _kind_of_entries(value)
+    dtype = str(getattr(value, "dtype", "")) if getattr(value, "ndim", 0) else ""
+    return WHOLE_NUMBERS if "int" in dtype else "numbers" if "float" in dtype else ""
+
+
+def _kind_of_text(text: str) -> str:
+    """Return `kind_of` of text: the name of a head, layer, receiver, part, ready task or file, or a prompt."""
+    name = text[:200].strip()
+    for kind, names in _KINDS_OF_NAMES.items():
+        if re.fullmatch(names, name, re.IGNORECASE):
+            return kind
+    return "text, such as a prompt" if " " in name else ""
+
+
+def _kind_of_entries(values: Iterable[Any]) -> str:
+    """Return `kind_of` of a list, tuple or set, by its first entries."""
+    entries = [entry for entry, _ in zip(values, range(8), strict=False)]
+    numbers = [isinstance(entry, int) and not isinstance(entry, bool) for entry in entries]
+    if entries and all(numbers):
+        return "a head" if len(entries) == 2 and isinstance(values, list | tuple) else WHOLE_NUMBERS
+    if entries and all(isinstance(entry, str) for entry in entries):
+        kinds = {_kind_of_text(entry) for entry in entries}
+        return _PLURALS.get(kinds.pop(), "texts, such as prompts") if len(kinds) == 1 else "texts, such as prompts"
+    if entries and all(isinstance(entry, list | tuple) and len(entry) for entry in entries):
+        kinds = {_kind_of_entries(entry) for entry in entries}
+        return _PLURALS.get(kinds.pop(), "") if len(kinds) == 1 else ""
+    return ""
+
+
+def not_a(value: Any, expected: str) -> str:
+    """Return the beginning of a message: "VALUE is a part, not EXPECTED; check the order of the arguments of CALL".
+
+    `expected`: what the argument should be, such as "a head". CALL is the public function with its arguments. For a
+    value that is not recognised the text is "VALUE is not EXPECTED", or "VALUE names no head" (also for receivers).
+    """
+    kind, noun = kind_of(value), expected.removeprefix("a ")
+    verb = "is" if kind.startswith(("a ", "all ", "the ", "text,")) else "are"
+    if kind in ("", expected):
+        named = noun.rstrip("s") in ("head", "receiver")
+        return f"{shown(value)} {'names no ' + noun if named else 'is not ' + expected}"
+    if kind.split()[-1].rstrip("s") in ("head", "receiver", "layer") and noun.rstrip("s") in ("head", "receiver"):
+        return f"{shown(value)} {verb} {kind}, not {expected}"  # the right argument in another form
+    call = public_call()
+    return f"{shown(value)} {verb} {kind}, not {expected}; check the order of the arguments{' of ' * bool(call)}{call}"
 
 
 def require_package(package: str, needed_for: str, install: str) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
 
 from tlspectral.containers import are_columns, column_names, columns_of, is_array, named_fields, plain, values
-from tlspectral.errors import BadHead, did_you_mean, public_call, shown
+from tlspectral.errors import WHOLE_NUMBERS, BadHead, did_you_mean, kind_of, not_a, shown
 
 Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative numbers count from the end."""
@@ -115,7 +115,7 @@ def _read(heads: Any) -> list[tuple[int, int | None]]:
         _refuse(given)
     if not isinstance(given, list | tuple):
         _refuse_array(given, listed)
-    if isinstance(given, list | tuple) and kind_of(given) == _NUMBERS:
+    if isinstance(given, list | tuple) and kind_of(given) == WHOLE_NUMBERS:
         _refuse(given)
     return [_one_head(head) for head in listed]
 
@@ -471,106 +471,6 @@ def chosen_part(part: str, known: Iterable[str]) -> Any:
     raise ValueError(f"{forms}; not {shown(part)}{hint}")
 
 
-# --- what a value is, where another argument was expected ---
-
-_NUMBERS = "whole numbers, such as token ids"
-_NAMES_OF_PARTS = {
-    *_PARTS, *_PARTS.values(), "symmetric_static", "antisymmetric_static", "output", "band", "mode", "long_range",
-    "content", "position", "interaction",
-}  # fmt: skip
-
-
-def kind_of(value: Any) -> str:
-    """Return text that says what a value is, such as "a model", "a part" or "a head"; "" if it is not recognised.
-
-    Messages about swapped arguments use it. Objects are recognised by their attributes, so nothing is imported.
-    """
-    if hasattr(value, "run_with_hooks") or hasattr(value, "named_parameters") or hasattr(value, "only_weights"):
-        return "a model"
-    if isinstance(value, str):
-        return _kind_of_text(value)
-    if hasattr(value, "metric") and hasattr(value, "prompts"):
-        return "a task"
-    if hasattr(value, "acts_on") and hasattr(value, "settings"):
-        return "a part"
-    if hasattr(value, "per_sequence"):
-        return "the value of a task"
-    if hasattr(value, "decoder") and hasattr(value, "encode"):
-        return "a dictionary of features"
-    if isinstance(value, Receiver):
-        return "a receiver"
-    if not isinstance(value, type) and column_names(value) is not None:
-        return "a table"
-    if callable(value):
-        return "a function" if not isinstance(value, type) else ""
-    if isinstance(value, Mapping):
-        return "a tokenizer's batch" if "input_ids" in value else ""
-    if isinstance(value, list | tuple | Set) or is_array(value):
-        return _kind_of_container(value)
-    return ""
-
-
-def _kind_of_text(text: str) -> str:
-    """Return what a text is, such as "a head", "a receiver", "a part" or "a task"; "" if unknown."""
-    name = text.strip()
-    if _NAME.fullmatch(name):
-        return "a head"
-    if _LAYER.fullmatch(name):
-        return "all heads of a layer"
-    if _RECEIVER.fullmatch(name) or _MLP.fullmatch(name) or name.lower() == "logits":
-        return "a receiver"
-    if name in _NAMES_OF_PARTS or name.lower() in _NAMES_OF_PARTS:
-        return "a part"
-    if name in ("induction", "language"):
-        return "a task"
-    if name.endswith((".parquet", ".csv")):
-        return "the file of a table"
-    return "text, such as a prompt" if " " in name else ""
-
-
-def _kind_of_container(value: Any) -> str:
-    """Return what a list, tuple, set or array holds, such as "heads" or "texts, such as prompts"; "" if unknown.
-
-    The first entries decide.
-    """
-    if isinstance(value, list | tuple | Set):
-        entries = [entry for entry, _ in zip(value, range(8), strict=False)]
-        if _two_numbers(value) is not None:
-            return "a head"
-    else:
-        dtype = str(getattr(value, "dtype", ""))
-        if "int" in dtype:
-            return _NUMBERS
-        return "numbers" if "float" in dtype else ""
-    if not entries:
-        return ""
-    if all(isinstance(entry, str) for entry in entries):
-        kinds = {_kind_of_text(entry) for entry in entries}
-        plurals = {"a head": "heads", "a receiver": "receivers", "a part": "parts"}
-        return plurals.get(kinds.pop(), "texts, such as prompts") if len(kinds) == 1 else "texts, such as prompts"
-    if all(_two_numbers(entry) is not None for entry in entries):
-        return "heads"
-    numbers = [entry for row in entries for entry in (row[:8] if isinstance(row, list | tuple) else [row])]
-    return _NUMBERS if all(whole_number(number) is not None for number in numbers) else ""
-
-
-def not_a(value: Any, expected: str) -> str:
-    """Return the beginning of a message: "VALUE is a part, not EXPECTED; check the order of the arguments: CALL".
-
-    `expected`: what the argument should be, such as "a head". CALL is the public function with its arguments. For a
-    value that is not recognised the text is "VALUE is not EXPECTED", or "VALUE names no head" (also for receivers).
-    """
-    kind = kind_of(value)
-    noun = expected.removeprefix("a ")
-    if kind in ("", expected):
-        return f"{shown(value)} {'names no ' + noun if noun in _NAMED else 'is not ' + expected}"
-    call = public_call()
-    return f"{shown(value)} is {kind}, not {expected}; check the order of the arguments{': ' * bool(call)}{call}"
-
-
-_NAMED = ("head", "heads", "receiver", "receivers")
-
-
 _NODES = {
     "embed": "embedding", "attn_head_out": "L{layer}H{head}", "mlp_out": "L{layer}MLP", "mlp_in": "L{layer}MLP",
     "q_input": "L{layer}H{head}.q", "k_input": "L{layer}H{head}.k", "v_input": "L{layer}H{head}.v", "logits": "logits",
@@ -592,7 +492,9 @@ def naming_nodes(given: Any) -> str:
     known = (end for end in ends if hasattr(end, "position") and getattr(end, "kind", None) in _NODES)
     names = [_NODES[node.kind].format(layer=node.layer, head=node.head) for node in known]
     listed = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
-    return f"; instead of TransformerLens' nodes, which have one position each, give names: {listed}" if names else ""
+    return (
+        f"; instead of TransformerLens' nodes, which have one position each, give the names: {listed}" if names else ""
+    )
 
 
 def _refuse(given: Any) -> NoReturn:

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from tlspectral.containers import are_columns, is_array, plain, values
+from tlspectral.errors import shown
 
 Frequencies = Iterable[Any] | Tensor
 """Some rotary pairs of a layer: their indices, or a boolean mask."""
@@ -153,7 +154,7 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
     indices = numbers.long().flatten()
     if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
         raise ValueError(
-            f"frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}: give indices of existing rotary pairs"
+            f"frequencies are 0 to {n_pairs - 1}, found {shown(indices.tolist())}: give indices of rotary pairs"
         )
     mask = torch.zeros(n_pairs, dtype=torch.bool)
     mask[indices] = True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tlspectral.errors import MissingParts, TlspectralError, did_you_mean
+from tlspectral.errors import MissingParts, TlspectralError, did_you_mean, shown
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def choice(option: str, names: tuple[str, ...], text: str) -> Any:
     def checked(value: str | None) -> str | None:
         if value is None or value in names:
             return value
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}{did_you_mean(value, names)}")
+        raise typer.BadParameter(f"{shown(value)} is none of {', '.join(names)}{did_you_mean(value, names)}")
 
     return typer.Option(
         option, metavar="|".join(names), help=text, callback=checked, autocompletion=lambda: list(names)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 import scipy.stats
 
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, shown
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.heads.loaded import DETECTORS, OF_ACTIVATIONS, LoadedLayers
 from tlspectral.heads.streamed import streamed_layers
@@ -92,7 +92,7 @@ def analyze_heads(
     extras = tuple(extras)
     unknown = [name for name in extras if name not in _EXTRAS]
     if unknown:
-        raise ValueError(f"unknown extras {unknown}: give some of {', '.join(_EXTRAS)}")
+        raise ValueError(f"unknown extras {shown(unknown)}: give some of {', '.join(_EXTRAS)}")
     null = NullSettings(seed, null_draws, null_blocks, null_dtype)
     require_max_se(max_se)
     with open_layers(model, load=detectors, report_hooks=True) as source:

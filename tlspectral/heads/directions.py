@@ -19,6 +19,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import rank_tolerance, thin_svd
+from tlspectral.errors import shown
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import output_products
 from tlspectral.models.attention.modes import query_key_modes
@@ -130,9 +131,12 @@ def head_directions(
     Not established: what the head does, or that the words share a meaning. More: docs/preferences.md.
     """
     if kind not in SIDES:
-        raise ValueError(f"kind must be 'qk' or 'ov', not {kind!r}")
+        raise ValueError(f"kind must be 'qk' or 'ov', not {shown(kind)}")
     if min(n_directions, n_words, draws) < 1:
-        raise ValueError(f"n_directions={n_directions}, n_words={n_words}, draws={draws}: give numbers of 1 or more")
+        raise ValueError(
+            f"n_directions={shown(n_directions, 40)}, n_words={shown(n_words, 40)}, draws={shown(draws, 40)}: give "
+            "numbers of 1 or more"
+        )
     if task is not None and kind == "ov":
         raise ValueError('task= needs kind="qk", because it contrasts keys: give kind="qk", or leave out task=')
     with measured(model, report_hooks=task is not None) as view:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import MOST_BYTES, NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
+from tlspectral.errors import shown
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.reading.latent import Latent
@@ -51,9 +52,9 @@ class NullSettings:
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown `null_blocks` or `null_dtype`, or fewer than two draws."""
         if self.null_blocks not in ("shared", "fresh"):
-            raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {self.null_blocks!r}")
+            raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {shown(self.null_blocks)}")
         if self.null_dtype not in ("float32", "float64"):
-            raise ValueError(f"null_dtype must be 'float32' or 'float64', not {self.null_dtype!r}")
+            raise ValueError(f"null_dtype must be 'float32' or 'float64', not {shown(self.null_dtype)}")
         object.__setattr__(self, "null_draws", counted(self.null_draws, 2, "null_draws is how many draws the null has"))
 
 

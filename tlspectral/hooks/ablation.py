@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.errors import EditNotHonored
+from tlspectral.errors import EditNotHonored, shown
 from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges.receiving import EdgeReceiver, EdgeRun, EdgeSender
@@ -161,11 +161,11 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
     if task is not None:
         removed = removed.fixed(view, task_sequences(view, task_of(task)))
     if isinstance(removed.at, str):
-        raise ValueError(f"at={removed.at!r} names a position of a task: give task= too")
+        raise ValueError(f"at={shown(removed.at)} names a position of a task: give task= too")
     if removed.at is not None and int(torch.as_tensor(removed.at).min()) < 0:
         raise ValueError(
-            f"at={removed.at!r} counts from the end of each prompt, and a run does not show where prompts end: give "
-            "task= too, or count from the first token"
+            f"at={shown(removed.at)} counts from the end of each prompt, and a run does not show where prompts end: "
+            "give task= too, or count from the first token"
         )
     by_layer = heads_by_layer(view, heads)
     if into is None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64, UInt8
 from torch import Tensor
 
-from tlspectral.errors import did_you_mean
+from tlspectral.errors import did_you_mean, shown
 from tlspectral.heads.detectors.sinks import LEAST
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, KEPT_CONTROLS, LEVELS, Removal, Wall
 from tlspectral.hooks.parts import Output
@@ -109,7 +109,9 @@ def wall(
     if prompt is not None and task is not None:
         raise ValueError("prompt= and task= were both given: give one; the sentence of a task is its first prompt")
     if control not in (None, "random"):
-        raise ValueError(f"control must be None or 'random', not {control!r}{did_you_mean(str(control), ['random'])}")
+        raise ValueError(
+            f"control must be None or 'random', not {shown(control)}{did_you_mean(str(control), ['random'])}"
+        )
     if prompt is None and task is None:
         prompt = first_sentences(model)[0]
     with measured(model) as view:

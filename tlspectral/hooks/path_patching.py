@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
@@ -411,24 +411,28 @@ def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any
         ("method of screen='gradient'", method, (None, *STEPS)),
     ):
         if not isinstance(value, str | type(None)) or value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {shown(value)}")
     if _is_count(screen) and int(screen) < 1:
-        raise ValueError(f"screen must be 'gradient' or a number of edges, 1 or more, not {screen!r}")
+        raise ValueError(f"screen must be 'gradient' or a number of edges, 1 or more, not {shown(screen)}")
     if of_all and measure not in (None, "task"):
-        raise ValueError(f"measure={measure!r} needs receivers=: without receivers only measure='task' is possible")
+        raise ValueError(
+            f"measure={shown(measure)} needs receivers=: without receivers only measure='task' is possible"
+        )
     if of_all and replace not in (None, "counterfactual"):
-        raise ValueError(f"replace={replace!r} needs receivers=: without them edges are replaced by the counterfactual")
+        raise ValueError(
+            f"replace={shown(replace)} needs receivers=: without them edges are replaced by the counterfactual"
+        )
     if of_all and control is not None:
         raise ValueError("control= needs receivers=; for the control of a whole circuit use tls.faithfulness()")
     if screen is not None and not of_all and (replace not in (None, "counterfactual") or not of_pairs):
         raise ValueError("screen= needs paired prompts: give a Task with counterfactual=, and leave replace= out")
     if method is not None and screen is None:
-        raise ValueError(f"method={method!r} needs a screen: give screen='gradient' too")
+        raise ValueError(f"method={shown(method)} needs a screen: give screen='gradient' too")
     if control is None:
         return 0
     draws = DRAWS if isinstance(control, str) and control == "random" else whole_number(control)
     if draws is None or draws < 1:
-        raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {control!r}")
+        raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {shown(control)}")
     return draws
 
 
@@ -461,7 +465,7 @@ def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure:
     length = segment_length_of(sequences.tokens)
     if length is None or sequences.padded:
         raise ValueError(
-            f"measure={measure!r} needs repeated sequences [BOS, r, r], and the task has other prompts: give "
+            f"measure={shown(measure)} needs repeated sequences [BOS, r, r], and the task has other prompts: give "
             "measure='attention' or 'task'"
         )
     queries, keys = (

@@ -7,6 +7,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Bool, Float64, Int
 
+from tlspectral.errors import shown
 from tlspectral.tables.schema import Schema, columns, require
 
 _CONFIDENCE = 0.95
@@ -119,7 +120,7 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
     size, words = edges["delta"].abs().to_numpy(float), edges["measured"].to_numpy(object)
     bar = float(np.median(size[words == "top"])) if bar is None else bar
     if not bar > 0:
-        raise ValueError(f"bar must be a positive number, not {bar!r}")
+        raise ValueError(f"bar must be a positive number, not {shown(bar)}")
     order = np.argsort(-edges["estimate"].abs().to_numpy(float), kind="stable")
     rows: list[dict[str, Any]] = []
     for low, high, ranks in _rank_layers(n):

@@ -7,15 +7,16 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.errors import not_a
 from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
-from tlspectral.positional.block_task import first_token
+from tlspectral.positional.block_task import BlockTask, first_token
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
-    from tlspectral.positional.block_task import BlockDraw, BlockTask
+    from tlspectral.positional.block_task import BlockDraw
 
 BLOCK_ANSWERS = Schema(
     "block_answers",
@@ -71,6 +72,8 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
     `chance` does not account for this.
     """
     with measured(model) as view:
+        if not isinstance(task, BlockTask):
+            raise TypeError(f"{not_a(task, 'a task of blocks')}: give one such as tls.positional.NeedleTask()")
         scored = task.task(seed=seed)
         packed, prompts = scored.prompts.packed(view), scored.prompts.prompts
         tables = []

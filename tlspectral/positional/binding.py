@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tlspectral.errors import shown
 from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks.block_prompt import BlockPrompt
@@ -73,7 +74,7 @@ class BindingTask(BlockTask):
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
-            raise ValueError(f"template={self.template!r} does not exist: give {', '.join(map(repr, TEMPLATES))}")
+            raise ValueError(f"template={shown(self.template)} does not exist: give {', '.join(map(repr, TEMPLATES))}")
         require_size(self.n_blocks, len(packaged_words("names")))
 
     def draw(self, seed: int) -> BlockDraw:

@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
 from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt, Segment
-from tlspectral.user_functions import require_call
+from tlspectral.user_functions import call_users, require_call
 
 Answer = str | int
 """Answer to a question: text, or a token id."""
@@ -176,7 +177,7 @@ class BlockTask(_Blocks):
         """
         method = f"draw() of {type(self).__name__}"
         require_call(self.draw, ("seed",), method)
-        draw = self.draw(seed)
+        draw = call_users(self.draw, {"seed": seed}, method, "a BlockDraw")
         if not isinstance(draw, BlockDraw):
             raise TypeError(f"{method} must return a tls.positional.BlockDraw; found {type(draw).__name__}")
         if len(draw.blocks) != self.n_blocks:
@@ -315,15 +316,15 @@ def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
         return int(answer)
     if tokenizer is None or not isinstance(suffix, str):
         raise ValueError(
-            f"the answer {answer!r} is text, but this prompt is token ids or the model has no tokenizer: give the "
+            f"the answer {shown(answer)} is text, but this prompt is token ids or the model has no tokenizer: give the "
             "answer's token id"
         )
     before = tokenizer(suffix, add_special_tokens=False, verbose=False).input_ids
     joined = tokenizer(suffix + answer, add_special_tokens=False, verbose=False).input_ids
     if len(joined) <= len(before) or joined[: len(before)] != before:
         raise ValueError(
-            f"this tokenizer joins the end of the prompt with the answer {answer!r}: begin the answer with a space, "
-            "or end the prompt where a token ends"
+            f"this tokenizer joins the end of the prompt with the answer {shown(answer)}: begin the answer with a "
+            "space, or end the prompt where a token ends"
         )
     return int(joined[len(before)])
 

@@ -25,7 +25,7 @@ from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.block_places import BlockPlaces, block_places
-from tlspectral.tasks.block_prompt import BlockPrompt
+from tlspectral.tasks.block_prompt import BlockPrompt, require_block_prompt
 
 LOGIT_SHARES = Schema(
     "logit_shares",
@@ -130,6 +130,7 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
     """
     with measured(model) as view:
         chosen = heads_by_layer(view, heads)
+        require_block_prompt(prompt)
         tokenized = prompt.tokenized(view.model)
         places, tokens = block_places(view.model, tokenized), tokenized.tokens()
         rows: list[pd.DataFrame] = []

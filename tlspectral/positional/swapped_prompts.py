@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
@@ -253,7 +253,7 @@ def require_settings(mode: str, by: str | None = None, **positive: float | None)
             raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
     for name, value, known in (("mode", mode, get_args(SwapMode)), ("by", by, (None, *get_args(RowsBy)))):
         if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {shown(value)}")
 
 
 def averaged(

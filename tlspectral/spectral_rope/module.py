@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
+from tlspectral.errors import shown
 from tlspectral.selection import from_end, which_exist, whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
@@ -266,7 +267,7 @@ def checked_seed(seed: Any) -> int:
     """Return the seed as an integer. Raises ValueError if it is not a whole number."""
     number = whole_number(seed)
     if number is None:
-        raise ValueError(f"seed= must be a whole number, found {seed!r}")
+        raise ValueError(f"seed= must be a whole number, found {shown(seed)}")
     return number
 
 
@@ -288,7 +289,7 @@ def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pai
 def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_noise: float) -> None:
     """Raise ValueError for an unknown scope, no rotary pairs, heads that do not divide into groups, or a bad noise."""
     if scope not in get_args(Scope):
-        raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}; not {scope!r}")
+        raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}; not {shown(scope)}")
     if not pairs:
         raise ValueError("theta= is empty, so there are no rotary pairs: give one frequency per pair")
     if n_kv_heads < 1 or n_heads % n_kv_heads:
@@ -298,7 +299,7 @@ def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_
         )
     if not isinstance(phase_noise, Real) or isinstance(phase_noise, bool) or not 0 <= phase_noise < math.inf:
         raise ValueError(
-            f"phase_noise= must be a standard deviation in radians, a finite number from 0 up; found {phase_noise!r}"
+            f"phase_noise= must be a standard deviation in radians, finite and from 0 up; found {shown(phase_noise)}"
         )
 
 
@@ -316,7 +317,7 @@ def _chosen_heads(
     for entry in heads:
         head = whole_number(entry)
         if head is None:
-            raise ValueError(f"heads= takes indices of query heads, whole numbers; found {entry!r}")
+            raise ValueError(f"heads= takes indices of query heads, whole numbers; found {shown(entry)}")
         index = from_end(head, n_heads)
         if index is None:
             raise ValueError(f"head {head} does not exist: heads are {which_exist(head, n_heads)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tlspectral.errors import shown
 from tlspectral.spectral_rope.module import SpectralRoPE
 
 OMEGA_SHARE = 0.1
@@ -50,7 +51,7 @@ def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None
     weights_lr = lr if weights_lr is None else weights_lr
     for name, rate in (("lr", lr), ("weights_lr", weights_lr)):
         if not isinstance(rate, Real | Tensor) or isinstance(rate, bool) or not 0 <= float(rate) < math.inf:
-            raise ValueError(f"{name}= must be a learning rate, a finite number from 0 up; found {rate!r}")
+            raise ValueError(f"{name}= must be a learning rate, a finite number from 0 up; found {shown(rate)}")
     groups = rated_groups(spectral, lr, OMEGA_SHARE)
     if not groups:
         raise ValueError(

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 
 import pandas as pd
 
+from tlspectral.errors import shown
 from tlspectral.tables.schema import Schema, known_schemas
 
 
@@ -40,7 +41,7 @@ def describe_table(name: str) -> pd.DataFrame:
     modules = _modules()
     while name not in known_schemas():
         if next(modules, None) is None:
-            raise ValueError(f"there is no table {name!r}: choose one of {', '.join(sorted(known_schemas()))}")
+            raise ValueError(f"there is no table {shown(name)}: choose one of {', '.join(sorted(known_schemas()))}")
     return pd.DataFrame([column.texts() for column in known_schemas()[name].columns])
 
 

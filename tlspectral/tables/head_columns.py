@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.tables.detector_columns import DETECTORS, Detector
-from tlspectral.tables.schema import Column, Schema, columns, columns_of
+from tlspectral.tables.schema import Column, Schema, columns, columns_of, require_table
 
 # fmt: off
 _SHARE = "share"
@@ -182,5 +182,6 @@ def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:
     """
     if table is None:
         return pd.DataFrame([column.texts() for column in COLUMNS.values()])
+    require_table(table, "give a table of this package, or None")
     known = columns_of(table.attrs)
     return pd.DataFrame([known.get(name, Column(str(name), "", source="")).texts() for name in table])

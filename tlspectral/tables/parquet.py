@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import not_a, warn_caller
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.head_columns import describe_columns
 from tlspectral.tables.meanings import renamed_columns, warn_of_older
@@ -62,7 +62,10 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     Not established: that the numbers came from the recorded weights. Provenance is only a record. More: docs/table.md
     """
     if not isinstance(df, pd.DataFrame):
-        raise TypeError(f"write_table needs a DataFrame; found {type(df).__name__}: make one with pandas.DataFrame")
+        raise TypeError(
+            f"{not_a(df, 'a table')}: write_table needs a DataFrame; found {type(df).__name__}. Make one with "
+            "pandas.DataFrame"
+        )
     names = [str(name) for name in df.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -196,6 +199,8 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
             version of this package. A checksum finds damage of a single bit, except in files of version 0.1.0, which
             have no checksum.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{not_a(path, 'the path of a table')}: give the path of a parquet file")
     described, table = _open(Path(path).expanduser())
     try:
         frame = _frame_of(table)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.errors import not_a
 from tlspectral.tables.meanings import CHANGES, MEANINGS, changed
 
 _DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys(("label", "text", "numbers"), "object")
@@ -189,11 +190,18 @@ def remember(name: Any, docs: Any) -> None:
             )
 
 
+def require_table(table: Any, hint: str, *, name: str = "table") -> None:
+    """Raise TypeError unless `table` is a DataFrame. The message calls it `name` and ends with `hint`."""
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"{not_a(table, 'a table')}: the {name} has to be a DataFrame; {hint}")
+
+
 def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: str = "table") -> None:
     """Raise ValueError if the table lacks one of the columns or has no rows.
 
     The message calls the table `name` and tells the user to give a table of `made_by`, a function, a command or a file.
     """
+    require_table(table, f"give a table of {made_by}", name=name)
     missing = [column for column in columns if column not in table]
     if missing:
         raise ValueError(f"the {name} has no column {', '.join(missing)}: give a table of {made_by}")

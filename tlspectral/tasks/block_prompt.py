@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.errors import shown
+from tlspectral.errors import not_a, shown
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.prompts import packed_rows
@@ -202,6 +202,14 @@ def chosen_swaps(
             "for swaps='all')"
         )
     return sorted(pairs)
+
+
+def require_block_prompt(prompt: Any) -> None:
+    """Raise TypeError for a prompt that is not a `BlockPrompt`."""
+    if not isinstance(prompt, BlockPrompt):
+        raise TypeError(
+            f"{not_a(prompt, 'a prompt in blocks')}: give tls.positional.BlockPrompt(prefix, blocks, suffix)"
+        )
 
 
 def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]]) -> BlockPrompt:

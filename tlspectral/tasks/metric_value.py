@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int
 
+from tlspectral.errors import not_a
 from tlspectral.tables.html_summary import html_rows, html_summary
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
@@ -151,6 +152,9 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
 
     Not established: that the ablated part matters more than a random part of its size; compare with a control.
     """
+    for value in (ablated, intact):
+        if not isinstance(value, MetricValue):
+            raise TypeError(f"{not_a(value, 'the value of a task')}: give two results of tls.evaluate(model, task)")
     if ablated.per_sequence.shape != intact.per_sequence.shape or len(intact.per_sequence) < 2:
         raise ValueError(
             f"a paired effect needs two values over the same two or more sequences, found "

@@ -262,7 +262,7 @@ def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
         token = int(ids[0])
         if token == tokenizer.unk_token_id and answer.strip() != tokenizer.unk_token:
             raise ValueError(
-                f"{where}: the tokenizer does not know {shown(answer)} and reads it as {tokenizer.unk_token!r}: "
+                f"{where}: the tokenizer does not know {shown(answer)} and reads it as {shown(tokenizer.unk_token)}: "
                 "give another answer, or a token id"
             )
     try:

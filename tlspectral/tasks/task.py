@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -12,10 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.containers import column_names, columns_of
-from tlspectral.errors import shown
+from tlspectral.errors import kind_of, not_a, shown
 from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, n_prompts_of
-from tlspectral.selection import not_a
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
 from tlspectral.tasks.text_rows import TextRows
@@ -79,6 +78,11 @@ class Task:
             require_metric(self.metric)
         if self.labels is not None and not isinstance(self.labels, pd.DataFrame):
             raise TypeError(f"labels are a DataFrame with a row per sequence; found {shown(self.labels)}")
+        if self.positions is not None and not isinstance(self.positions, Mapping):
+            raise TypeError(
+                f"positions={shown(self.positions)} is not a dictionary: give names with positions, such as "
+                '{"S2": [10, 12], "END": -1}'
+            )
         if callable(self.predict):
             require_call(self.predict, ("the width of the prompts",), "predict")
         other = self.counterfactual
@@ -310,7 +314,7 @@ def induction(
     and so do heads whose removal damages the model in general.
     """
     return Task(
-        RepeatedSegments(None if prompts is None else prompts.clone(), n_sequences, segment_length, seed),
+        RepeatedSegments(_own_ids(prompts), n_sequences, segment_length, seed),
         next_token_loss,
         predict=lambda width: slice((width - 1) // 2 + 1, width - 1),
         higher_is_better=False,
@@ -363,11 +367,25 @@ def language(
     )
 
 
+def _own_ids(prompts: Any) -> Tensor | None:
+    """Return a copy of a tensor of token ids; None for None. Raises TypeError for anything else."""
+    if prompts is None or isinstance(prompts, Tensor):
+        return None if prompts is None else prompts.clone()
+    raise TypeError(f"{not_a(prompts, 'repeated sequences')}: give a tensor of token ids [sequences, 1 + 2 L], or None")
+
+
 def _own(given: Any) -> Any:
-    """Return a copy of a tensor or a list; return text, a mapping and None unchanged."""
+    """Return a copy of a tensor or a list; return text, a mapping and None as they are.
+
+    Raises TypeError for other values.
+    """
     if isinstance(given, Tensor):
         return given.clone()
-    return given if given is None or isinstance(given, str | Mapping) else list(given)
+    if given is None or isinstance(given, str | Mapping):
+        return given
+    if isinstance(given, Iterable) and kind_of(given) not in ("a model", "a task", "a part", "a table"):
+        return list(given)
+    raise TypeError(f"{not_a(given, 'prompts')}: give token ids [sequences, pos], a text or a list of texts, or None")
 
 
 def logit_difference(

@@ -35,7 +35,7 @@ from tlspectral.models.running.text import tokens_text
 from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.metrics import AnsweredDifference, LogitDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
-from tlspectral.tasks.task import Task, require_metric
+from tlspectral.tasks.task import Task, require_metric, task_of
 from tlspectral.user_functions import call_users, function_name, not_finite, returned_tensor
 
 _Result = TypeVar("_Result")
@@ -241,6 +241,7 @@ def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
             attention that do not fit the prompts; positions without a next token for `next_token_loss`; or more than 8
             GiB of logits for a metric that gets all sequences at once.
     """
+    task = task_of(task)
     packed = read_prompts(view, task.prompts)
     metric = task.metric
     if hasattr(metric, "for_model"):  # it needs the model's tokenizer, such as the token of an answer

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
 from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
@@ -463,5 +463,5 @@ def require_max_se(max_se: float | None) -> None:
     """Raise ValueError if `max_se` is a number that is not above 0."""
     if max_se is not None and not max_se > 0:
         raise ValueError(
-            f"max_se={max_se!r}: give a standard error above 0, such as 0.02, or None to run all n_sequences"
+            f"max_se={shown(max_se)}: give a standard error above 0, such as 0.02, or None to run all n_sequences"
         )

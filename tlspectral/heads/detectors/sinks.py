@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, shown
 from tlspectral.heads.detectors.chance import one_or_by_layer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches
@@ -90,7 +90,9 @@ def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
     Raises ValueError for another value except None, or if `sink` (keep the first token) is also True.
     """
     if not (sinks is None or (isinstance(sinks, str) and sinks == "found")):
-        raise ValueError(f'sinks={sinks!r} is unknown: give sinks="found" to leave out attention sinks, or sinks=None')
+        raise ValueError(
+            f'sinks={shown(sinks)} is unknown: give sinks="found" to leave out attention sinks, or sinks=None'
+        )
     if sinks is not None and sink:
         raise ValueError(
             'sink=True keeps the first key, but sinks="found" leaves out every attention sink, also the first key: '

@@ -7,10 +7,18 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.heads.detectors.chance import SeenKeys
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.running.batches import PackedTokens
-from tlspectral.user_functions import not_finite, real_tensor, require_call, result_described
+from tlspectral.user_functions import (
+    call_users,
+    function_name,
+    not_finite,
+    real_tensor,
+    require_call,
+    result_described,
+)
 
 Weights = Float64[Tensor, "batch query key"]
 Reduce = Callable[[Float[Tensor, "batch heads query key"]], Float64[Tensor, "scores batch heads"]]
@@ -34,7 +42,9 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
     for row, length in enumerate(lengths):
         index = rows.start + row
         if callable(pattern):
-            matrix, shape = _matrix(pattern(tokens[row, :length].clone()), index), (length, length)
+            shape, what = (length, length), f"pattern ({function_name(pattern)}) for prompt {index}"
+            marked = call_users(pattern, {"tokens": tokens[row, :length].clone()}, what, f"a matrix of shape {shape}")
+            matrix = _matrix(marked, index, function_name(pattern))
         else:
             matrix, shape = _matrix(pattern), (width, width)
             if matrix.ndim == 3 and len(matrix) == n_prompts:
@@ -46,7 +56,10 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
                     )
         if matrix.shape != shape:
             expected = f"{shape}" if callable(pattern) else f"{shape} or {(n_prompts, *shape)}"
-            raise ValueError(f"pattern: prompt {index} needs weights of shape {expected}; found {tuple(matrix.shape)}")
+            named = f" ({function_name(pattern)})" if callable(pattern) else ""
+            raise ValueError(
+                f"pattern{named}: prompt {index} needs weights of shape {expected}; found {tuple(matrix.shape)}"
+            )
         weights[row, :length, :length] = matrix[:length, :length]
     return _seen(weights, rows, causal)
 
@@ -67,11 +80,11 @@ def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
     return weights
 
 
-def _matrix(weights: Any, index: int | None = None) -> Tensor:
+def _matrix(weights: Any, index: int | None = None, function: str = "") -> Tensor:
     """Return a user's weights (tensor, array or nested list) as a float64 tensor.
 
-    `index` is the number of the prompt, for the message. Raises TypeError for anything else and for values that are not
-    finite.
+    `index` is the number of the prompt and `function` the name of the function that returned the weights, for the
+    message. Raises TypeError for anything else and for values that are not finite.
     """
     try:
         values = torch.as_tensor(weights)
@@ -80,12 +93,15 @@ def _matrix(weights: Any, index: int | None = None) -> Tensor:
     not_finite_at = not_finite(values) if real_tensor(values) else None
     if not real_tensor(values) or not_finite_at is not None:
         description = (
-            result_described(weights) if isinstance(weights, Tensor) else f"{type(weights).__name__} {weights!r}"[:100]
+            result_described(weights)
+            if isinstance(weights, Tensor)
+            else f"{type(weights).__name__} {shown(weights, 80)}"
         )
         if real_tensor(values) and not_finite_at is not None:
             place = not_finite_at.nonzero()[0].tolist()
             description = f"{values[tuple(place)].item()} at {place}"
         description += "" if index is None else f" for prompt {index}"
+        description += f" from the function {function}" if function else ""
         raise TypeError(
             "pattern= takes a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function from a "
             f"prompt's token ids to one, or a name ({', '.join(PATTERNS)}); found {description}"

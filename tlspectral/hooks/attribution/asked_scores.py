@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, attention_positions, position_of
 from tlspectral.models.running.prompts import packed_prompts
@@ -127,7 +128,7 @@ def position_in(length: int, given: Any, name: str) -> int:
     """
     position = whole_number(given)
     if position is None:
-        raise TypeError(f"{name}= must be the position of a token, a whole number; found {given!r}")
+        raise TypeError(f"{name}= must be the position of a token, a whole number; found {shown(given)}")
     if not -length <= position < length:
         raise ValueError(f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}")
     return position % length

@@ -15,11 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tlspectral.errors import not_a, shown
 from tlspectral.hooks.attribution.dictionary_origin import DictionaryOrigin
 from tlspectral.hooks.attribution.stream_terms import StreamTerms
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import whole_number
-from tlspectral.user_functions import not_finite, require_call, returned_tensor
+from tlspectral.user_functions import call_users, function_name, not_finite, require_call, returned_tensor
 
 ERROR, DICTIONARY_BIAS = "error", "dictionary bias"
 
@@ -173,9 +174,11 @@ class Dictionary:
         """
         wide = torch.promote_types(self.decoder.dtype, torch.float32)
         with torch.no_grad():  # a copy, since a caller's function may write into its argument
-            returned = self.encode(streams.to(wide, copy=True).to(self.decoder.device))
-        expected = "encode must return activations [tokens, features]"
-        activations = returned_tensor(returned, (len(streams), len(self.decoder)), expected)
+            given = {"streams": streams.to(wide, copy=True).to(self.decoder.device)}
+            what, shape = f"encode ({function_name(self.encode)})", (len(streams), len(self.decoder))
+            returned = call_users(self.encode, given, what, f"activations [tokens, features] of shape {shape}")
+        expected = f"{function_name(self.encode)}: encode must return activations [tokens, features]"
+        activations = returned_tensor(returned, shape, expected)
         wrong = not_finite(activations)
         if wrong is not None:
             token, feature = wrong.nonzero()[0].tolist()
@@ -210,11 +213,12 @@ def require_division(by: str, known: tuple[str, ...], dictionary: Any) -> None:
     Raises TypeError if `dictionary` is neither a `Dictionary` nor None.
     """
     if by not in known:
-        raise ValueError(f"by= must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}; found {by!r}")
+        raise ValueError(f"by= must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}; found {shown(by)}")
     if dictionary is not None and not isinstance(dictionary, Dictionary):
-        raise TypeError(f"dictionary= must be a tls.Dictionary; found {type(dictionary).__name__}")
+        wrong = not_a(dictionary, "a dictionary of features")
+        raise TypeError(f"{wrong}: dictionary= must be a tls.Dictionary; found {type(dictionary).__name__}")
     if dictionary is not None and by != "source":
-        raise ValueError(f"dictionary= does not go with by={by!r}: give by='source'")
+        raise ValueError(f"dictionary= does not go with by={shown(by)}: give by='source'")
 
 
 _ACTIVATIONS = {"standard": "relu", "jumprelu": "jumprelu", "topk": "topk"}
@@ -271,13 +275,13 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
     for name, value in settings.items():
         if name not in _NO_EFFECT and name not in _ALLOWED:
             raise ValueError(
-                f"{where}: the setting {name}={value!r} is unknown, so the features may differ: make the dictionary "
-                "yourself, tls.Dictionary(decoder, bias, encode)"
+                f"{where}: the setting {name}={shown(value)} is unknown, so the features may differ: make the "
+                "dictionary yourself, tls.Dictionary(decoder, bias, encode)"
             )
         if name in _ALLOWED and value not in _ALLOWED[name]:
             allowed = _ALLOWED[name][0]
             raise ValueError(
-                f"{where}: {name}={value!r} is not supported, only {allowed!r}: make the dictionary yourself, "
+                f"{where}: {name}={shown(value)} is not supported, only {allowed!r}: make the dictionary yourself, "
                 "tls.Dictionary(decoder, bias, encode)"
             )
     kind = settings.get("architecture", "standard")
@@ -285,17 +289,17 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
     if kind == "standard" and function == "topk":  # before SAELens 6, top-k was written as a "standard" architecture
         kind = "topk"
     if kind not in _ACTIVATIONS:
-        raise ValueError(f"{where}: architecture={kind!r} is not supported, only {', '.join(_ACTIVATIONS)}")
+        raise ValueError(f"{where}: architecture={shown(kind)} is not supported, only {', '.join(_ACTIVATIONS)}")
     if function not in ("relu", _ACTIVATIONS[kind]):
-        raise ValueError(f"{where}: activation_fn={function!r} is not supported with architecture={kind!r}")
+        raise ValueError(f"{where}: activation_fn={shown(function)} is not supported with architecture={shown(kind)}")
     given_k = settings.get("k", (settings.get("activation_fn_kwargs") or {}).get("k"))
     k = (whole_number(given_k) or 0) if kind == "topk" else 1
     if k < 1:
-        raise ValueError(f"{where}: k={given_k!r} must be the number of active features (top-k), 1 or more")
+        raise ValueError(f"{where}: k={shown(given_k)} must be the number of active features (top-k), 1 or more")
     needed = {"W_enc", "b_enc", "W_dec", "b_dec", *(["threshold"] if kind == "jumprelu" else [])}
     if set(tensors) != needed:
         missing, more = sorted(needed - set(tensors)), sorted(set(tensors) - needed)
-        raise ValueError(f"{where.parent}: tensors {missing} are missing, and {more} are unknown for {kind!r}")
+        raise ValueError(f"{where.parent}: tensors {missing} are missing, and {more} are unknown for {shown(kind)}")
     w_dec, w_enc = tensors["W_dec"].float(), tensors["W_enc"].float()
     d_sae, d_in = w_dec.shape if w_dec.ndim == 2 else (-1, -1)
     shapes = {"W_enc": (d_in, d_sae), "b_enc": (d_sae,), "b_dec": (d_in,), "threshold": (d_sae,)}

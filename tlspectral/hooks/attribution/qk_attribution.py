@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 from jaxtyping import Float64, Int
 
+from tlspectral.errors import shown
 from tlspectral.hooks.attribution.asked_scores import AskedScores, asked_scores
 from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
@@ -280,7 +281,7 @@ def _counts(top: int | None, remove: int | None) -> tuple[int | None, int | None
     counts = [None if count is None else whole_number(count) for count in (top, remove)]
     for name, given, count in zip(("top", "remove"), (top, remove), counts, strict=True):
         if given is not None and (count is None or count < 1):
-            raise ValueError(f"{name}= must be a number of pairs of terms, 1 or more; found {given!r}")
+            raise ValueError(f"{name}= must be a number of pairs of terms, 1 or more; found {shown(given)}")
     if top is not None and remove is not None and remove > top:
         raise ValueError(f"remove={remove} is larger than top={top}: give remove= at most top=")
     return counts[0], counts[1]

@@ -14,7 +14,7 @@ import scipy.stats
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
@@ -403,7 +403,7 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     for an unknown rank, or a table without the needed columns or values.
     """
     if rank not in (None, "selected"):
-        raise ValueError(f"rank= must be 'selected' or None (by size of the estimate); found {rank!r}")
+        raise ValueError(f"rank= must be 'selected' or None (by size of the estimate); found {shown(rank)}")
     if not isinstance(edges, pd.DataFrame):
         raise ValueError(
             "edges= must be a table with sender, receiver and estimate, such as from edge_effects; found "
@@ -517,7 +517,7 @@ def _shares(sizes: Any) -> list[float]:
         or shares.dtype.kind not in "iuf"
         or not ((shares > 0) & (shares <= 1)).all()
     ):
-        raise ValueError(f"sizes= must be a list of shares of all edges, above 0 and at most 1; found {sizes!r}"[:200])
+        raise ValueError(f"sizes= must be a list of shares of all edges, above 0 and at most 1; found {shown(sizes)}")
     return shares.tolist()
 
 

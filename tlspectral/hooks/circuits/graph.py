@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.containers import are_columns, column_names, columns_of, named_fields, values
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, shown
 from tlspectral.hooks.edges.cut import ReceiverInput, receiver_inputs
 from tlspectral.hooks.edges.measuring import Edge
 from tlspectral.hooks.edges.reached import reached
@@ -191,7 +191,7 @@ class Graph:
         try:
             sender = other_sender(self.view, given.strip()) or Sender(*one_head(self.view, given), "head")
         except BadHead as error:
-            raise BadHead(f"{given!r} is not a sender of this model: {SENDER_FORMS}. {error}") from error
+            raise BadHead(f"{shown(given)} is not a sender of this model: {SENDER_FORMS}. {error}") from error
         if sender.name not in self.sender_index:
             raise BadHead(f"{given!r} is not a sender of this model: layer {sender.layer} has no MLP; leave it out")
         return sender.name
@@ -302,7 +302,7 @@ def _named(edges: Any) -> list[tuple[str, str | Receiver]]:
         if len(ends) != 2 or not isinstance(ends[0], str) or not isinstance(ends[1], str | Receiver):
             raise ValueError(
                 "edges= must be a table of edge_effects, or a list of pairs of names (sender, receiver), such as "
-                f"[('L16H0', 'L18KV2.k')]; found {edge!r}"[:300]
+                f"[('L16H0', 'L18KV2.k')]; found {shown(edge)}"[:300]
                 + naming_nodes(edge)
             )
         named.append((ends[0], ends[1]))

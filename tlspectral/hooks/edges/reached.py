@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tlspectral.containers import values
-from tlspectral.errors import BadHead, warn_caller
+from tlspectral.errors import BadHead, shown, warn_caller
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.stream.mlp import mlp_reads
@@ -65,7 +65,7 @@ def _receivers_in(view: AttentionView, receivers: Receivers) -> list[Receiver]:
         return read_receivers(values(receivers["receiver"]) or [])
     wrong = [input for input in receivers if input not in ("q", "k", "v")]
     if wrong:
-        raise BadHead(f"{receivers!r} names no receivers: {RECEIVER_FORMS}")
+        raise BadHead(f"{shown(receivers)} names no receivers: {RECEIVER_FORMS}")
     return [
         Receiver(layer, head, input)  # type: ignore[arg-type]
         for input, heads in receivers.items()

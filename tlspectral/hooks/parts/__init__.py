@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.checked_calls import require_part
 from tlspectral.hooks.parts.content_position import Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
@@ -101,6 +102,6 @@ def part_of(part: Part | str) -> Part:
         require_part(part)
         return part
     for kind, call in _WITH_SETTINGS.items():
-        if part in (kind, kind.name, kind.__name__):
-            raise ValueError(f"{kind.__name__} has settings: give tls.parts.{call}, not {part!r}")
+        if part is kind or (isinstance(part, str) and part in (kind.name, kind.__name__)):
+            raise ValueError(f"{kind.__name__} has settings: give tls.parts.{call}, not {shown(part)}")
     return _BY_NAME[chosen_part(part, _BY_NAME)]

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.selection import whole_number
@@ -51,10 +52,10 @@ class LongRange(Part):
         window, sinks = whole_number(self.window), whole_number(self.sinks)
         if window is None or window < 1:
             raise ValueError(
-                f"window must be a whole number of keys, 1 (the token itself) or more; found {self.window!r}"
+                f"window must be a whole number of keys, 1 (the token itself) or more; found {shown(self.window)}"
             )
         if sinks is None or sinks < 0:
-            raise ValueError(f"sinks must be a whole number of first tokens, 0 or more; found {self.sinks!r}")
+            raise ValueError(f"sinks must be a whole number of first tokens, 0 or more; found {shown(self.sinks)}")
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.attention.modes import query_key_modes
@@ -82,7 +83,7 @@ class Mode(QueryKeyPart):
         numbers = [whole_number(entry) for entry in entries]
         if not numbers or any(number is None or number < 0 for number in numbers):
             raise ValueError(
-                f"modes= must be a whole number from 0 on, or a list of such numbers; found {self.modes!r}"
+                f"modes= must be a whole number from 0 on, or a list of such numbers; found {shown(self.modes)}"
             )
         object.__setattr__(self, "modes", tuple(sorted({number for number in numbers if number is not None})))
 

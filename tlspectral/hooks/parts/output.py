@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_pass
@@ -78,11 +79,11 @@ class Output(Part):
         super().__post_init__()
         if self.replace not in (None, *_IN_PLACE):
             raise ValueError(
-                f"replace= must be None, 'zero', 'mean', 'resample' or 'counterfactual'; found {self.replace!r}"
+                f"replace= must be None, 'zero', 'mean', 'resample' or 'counterfactual'; found {shown(self.replace)}"
             )
         if self.reference is not None and self.replace in (None, "zero"):
             raise ValueError(
-                f"reference= has no use with replace={self.replace!r}: leave it out, or give replace='mean', "
+                f"reference= has no use with replace={shown(self.replace)}: leave it out, or give replace='mean', "
                 "'resample' or 'counterfactual'"
             )
         if self.reference is not None and not isinstance(self.reference, _Reference):

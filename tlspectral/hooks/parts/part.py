@@ -19,6 +19,7 @@ from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import position_of, positions_by_place
 from tlspectral.models.running.given import numbers
+from tlspectral.user_functions import call_users
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -194,8 +195,10 @@ class Part(Placed):
         and key that the model does not mask. Raises ValueError unless `of` returns a finite score for each of them.
         """
         copied, formula = scores.copied(), cast("Any", self)
-        removed = formula.of(copied, self.chosen_pairs(copied))
-        return -returned_scores(removed, scores, allowed, f"of() of the part {self.name!r}"), allowed
+        given = {"scores": copied, "pairs": self.chosen_pairs(copied)}
+        what = f"{type(self).__name__}.of() of the part {self.name!r}"
+        removed = call_users(formula.of, given, what, f"a tensor of shape {tuple(scores.shape)}")
+        return -returned_scores(removed, scores, allowed, what), allowed
 
     def chosen_pairs(self, scores: HeadScores) -> Bool[Tensor, "*of_heads pairs"] | None:
         """Return the mask of rotary pairs that `of` gets as `pairs`; None for all pairs. Here None."""

@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask, require_one_reading
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
@@ -303,8 +304,8 @@ class Band(QueryKeyPart):
             object.__setattr__(self, "frequencies", _listed(self.frequencies))
         elif self.frequencies not in BANDS:
             raise ValueError(
-                f"Band({self.frequencies!r}) is not a band: give {', '.join(map(repr, BANDS))}, or indices of rotary "
-                "pairs"
+                f"Band({shown(self.frequencies)}) is not a band: give {', '.join(map(repr, BANDS))}, or indices of "
+                "rotary pairs"
             )
 
     def of(

@@ -19,7 +19,7 @@ from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables.head_columns import PART
 from tlspectral.tables.meanings import MEANINGS, followed, warn_of_older
 from tlspectral.tables.same_model import require_same_model
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require_table
 
 _SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
 _CORRELATED = ("dir_frac", "D_head", "rope_imag_frac", "prev")
@@ -99,9 +99,10 @@ def summarize_sweep(
     Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
     alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
-    tables = [sweep] if isinstance(sweep, pd.DataFrame) else list(sweep)
+    tables = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
     for one_part in tables:
+        require_table(one_part, "give the result of tls.ablation_sweep, or a list of them", name="sweep")
         require_same_model(table, one_part.attrs, "the sweep's effects")
         warn_of_older(one_part, "the sweep")
         (what_is_small, harm), parts = _scale(one_part.attrs, small), one_part["part"].unique()

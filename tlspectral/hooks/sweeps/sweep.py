@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
@@ -336,12 +336,12 @@ def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *,
     `of_sets`: the user gave sets of heads. Raises ValueError for options that are unknown or do not go together.
     """
     if control not in (None, "random"):
-        raise ValueError(f"control must be None or 'random', not {control!r}")
+        raise ValueError(f"control must be None or 'random', not {shown(control)}")
     if draws is not None and control is None:
-        raise ValueError(f"draws={draws} needs control='random': give that too")
+        raise ValueError(f"draws={shown(draws)} needs control='random': give that too")
     number = None if draws is None else counted(draws, 1, "draws is how many controls each effect has")
     if screen not in (None, "gradient"):
-        raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
+        raise ValueError(f"screen must be None or 'gradient', not {shown(screen)}")
     if screen is not None and not part.screened:
         raise ValueError(
             f"screen='gradient' cannot estimate the part {part.name!r}: it needs replace='zero' or 'counterfactual', "
@@ -350,7 +350,9 @@ def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *,
     if screen is not None and of_sets:
         raise ValueError("screen='gradient' estimates single heads, and heads= has sets: leave screen= out")
     if at is not None and part.at is not None:
-        raise ValueError(f"at={at!r} was given, and the part has at={part.at!r} of its own: give only one of the two")
+        raise ValueError(
+            f"at={shown(at)} was given, and the part has at={shown(part.at)} of its own: give only one of the two"
+        )
     return number
 
 

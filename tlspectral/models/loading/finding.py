@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tlspectral.errors import did_you_mean, shown
+from tlspectral.errors import did_you_mean, kind_of, not_a, shown
 from tlspectral.models.loaders import LOADERS, TINY, Source, claimed, tiny_source
 from tlspectral.models.loading.damage import download_bars
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, NAMES, snapshot_commit
 
+_LONGEST = 1000  # characters of a name or path
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -71,6 +72,9 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
         raise ValueError(f"checkpoint={shown(checkpoint)} is not a training step; give a whole number from 0 up.")
     text = os.fspath(name)
+    known = kind_of(text) not in ("", "text, such as a prompt")
+    if (len(text) > _LONGEST or known) and not os.path.exists(text):
+        raise ValueError(f"{not_a(text, 'a model')}: give a model, its name or its path, such as 'tiny-rope'")
     path = Path(text).expanduser()
     if text.lower() in TINY:
         return tiny_source(text, revision, checkpoint)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tlspectral.errors import BadWeights, UnsupportedArchitecture, shown
+from tlspectral.errors import BadWeights, UnsupportedArchitecture, kind_of, public_call, shown
 from tlspectral.models.loaders import LOADERS, claimed
 from tlspectral.models.loading.adapters import load_merged
 from tlspectral.models.loading.building import build_model
@@ -129,6 +129,8 @@ def _checked_name(given: Any) -> str:
         advice = "give one of these"
         if hasattr(given, "run_with_hooks"):
             advice = "it is a TransformerLens model already: use it as it is"
+        elif (other := kind_of(given)) not in ("", "a model"):
+            advice = f"it is {other}: check the order of the arguments, {public_call()}"
         raise TypeError(
             f"load_model takes a name, a folder or a model of transformers, and found {shown(given)}; {advice}"
         )

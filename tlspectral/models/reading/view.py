@@ -12,7 +12,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
-from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture, not_a, shown
+from tlspectral.errors import kind_of as kind_of_argument
 from tlspectral.models.hooking.exclusive import modules_of
 from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
@@ -456,8 +457,8 @@ def attention_view(model: Any) -> AttentionView:
     """
     if getattr(model, "only_weights", False):
         raise TypeError(
-            f"{model} holds the files of weights for analyze_heads, not a model that runs: load it with load_model, "
-            "without weights='files'"
+            f"{shown(model)} holds the files of weights for analyze_heads, not a model that runs: load it with "
+            "load_model, without weights='files'"
         )
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
@@ -471,8 +472,9 @@ def attention_view(model: Any) -> AttentionView:
     elif hasattr(model, "blocks") and hasattr(model, "cfg") and hasattr(model, "run_with_hooks"):
         backend = "hooked"
     else:
+        mistaken = "" if kind_of_argument(model) in ("", "a model") else f"{not_a(model, 'a model')}; a "
         raise TypeError(
-            f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
+            f"{mistaken}{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
             "tlspectral.load_model(...), which takes a name or a model of transformers"
         )
     cfg = model.cfg

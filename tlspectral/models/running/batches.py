@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from tlspectral.containers import are_columns
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.given import numbers, whole
 
@@ -109,7 +109,7 @@ def position_of(prompts: PackedTokens, at: Any, what: str = "at") -> Int[Tensor,
         known = getattr(prompts, "positions", {})
         if at not in known:
             names = f"the task names {', '.join(map(repr, known))}" if known else "the task names no positions"
-            raise ValueError(f"{what}={at!r} is not a named position, {names}: give Task(..., positions=)")
+            raise ValueError(f"{what}={shown(at)} is not a named position, {names}: give Task(..., positions=)")
         return known[at]
     positions = _numbers(at, what)
     return positions_in(prompts.lengths, positions.reshape(-1, 1) if positions.ndim else positions.reshape(1), what)[
@@ -186,7 +186,7 @@ def _numbers(given: Any, what: str) -> Tensor:
 
 def _no_positions(given: Any, what: str) -> TypeError:
     """Return the TypeError for values that are not positions. what: name of the argument."""
-    return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {given!r}"[:200])
+    return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {shown(given)}")
 
 
 # --- how many sequences a pass takes ---

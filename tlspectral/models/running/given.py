@@ -9,11 +9,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.containers import plain
+from tlspectral.errors import kind_of, not_a, shown
 
 FORMS = (
     "prompts are strings, token ids [sequences, pos], a list of one-dimensional tensors or lists of ids, or a "
     "tokenizer's batch with input_ids and attention_mask"
 )
+
+_NOT_PROMPTS = ("a model", "a task", "a part", "a function", "the value of a task", "a dictionary of features")
 
 
 def numbers(given: Any) -> Tensor:
@@ -57,6 +60,8 @@ def given_prompts(prompts: Any) -> Any:
     """
     if hasattr(prompts, "packed"):
         return prompts
+    if kind_of(prompts) in _NOT_PROMPTS or _names_heads(prompts):
+        raise TypeError(f"{not_a(prompts, 'prompts')}: {FORMS}")
     if isinstance(prompts, str):
         return [str(prompts)]
     if isinstance(prompts, Mapping):
@@ -73,6 +78,12 @@ def given_prompts(prompts: Any) -> Any:
             raise TypeError(f"{FORMS}; found {described(listed[strange[0]])} in the list, prompt {strange[0]}")
         return [str(prompt) for prompt in listed]
     return [_row(prompt, index) for index, prompt in enumerate(listed)]
+
+
+def _names_heads(prompts: Any) -> bool:
+    """Return whether a table has columns `layer` and `head`: they would pass for token ids."""
+    columns = getattr(prompts, "columns", None)
+    return columns is not None and not callable(columns) and {"layer", "head"} <= {*map(str, columns)}
 
 
 def n_prompts_of(prompts: Any) -> int | None:
@@ -118,7 +129,7 @@ def _batch(batch: Mapping[str, Any]) -> Any:
     TypeError without `input_ids`, ValueError for a mask whose lengths differ from its ids.
     """
     if "input_ids" not in batch:
-        raise TypeError(f"{FORMS}; found a mapping with {', '.join(map(str, batch)) or 'nothing'}")
+        raise TypeError(f"{FORMS}; found a mapping with {', '.join(map(str, batch))[:80] or 'nothing'}")
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     try:
         tensors = {"input_ids": numbers(ids)} | ({} if mask is None else {"attention_mask": numbers(mask)})
@@ -158,7 +169,7 @@ def whole(values: Tensor) -> bool:
 
 def described(value: Any) -> str:
     """Return the type and the beginning of a value as text, for a message."""
-    return f"{type(value).__name__} {value!r}"[:80]
+    return f"{type(value).__name__} {shown(value, 80)}"
 
 
 def _listed(given: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import kind_of, not_a, warn_caller
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import Note, PackedTokens, TokenMask, even_rows
 from tlspectral.models.running.given import FORMS, given_prompts, whole
@@ -81,6 +81,9 @@ def _of_list(view: AttentionView, prompts: list[Any]) -> PackedTokens:
     Raises ValueError for a prompt without tokens, ids that look padded, or texts for a model without a tokenizer.
     """
     if isinstance(prompts[0], str):
+        if all(kind_of(prompt) in ("a head", "a receiver", "a part") for prompt in prompts):
+            named = prompts[0] if len(prompts) == 1 else prompts
+            raise ValueError(f"{not_a(named, 'a prompt')}: give text, or token ids [sequences, pos]")
         if getattr(view.model, "tokenizer", None) is None:
             raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
         # By default `to_tokens` cuts a prompt at the context, so another text than the given one would be scored.
