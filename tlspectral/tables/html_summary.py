@@ -13,7 +13,7 @@ _LONG = 80  # characters
 def html_summary(result: Any) -> str:
     """Return a dataclass instance as an HTML table, one row per field that is not None.
 
-    Numbers have four significant digits. Values longer than 80 characters are cut.
+    Floats have three significant digits. Values longer than 80 characters are cut.
     """
     shown = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     rows = [(name, _short(value)) for name, value in shown.items() if value is not None]
@@ -38,7 +38,7 @@ def _short(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"array of shape {value.shape}"
     if isinstance(value, (float, np.floating)):
-        return f"{value:.4g}"
+        return f"{value:.3g}"
     if isinstance(value, tuple):
         text = ", ".join(_short(part) for part in value)
         return text if len(text) <= _LONG else f"{len(value)} values: {text[: _LONG - 20]}..."
