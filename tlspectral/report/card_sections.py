@@ -307,7 +307,7 @@ def _directions(name: str, rows: Rows) -> list[Section]:
 
 
 def _quoted(row: Mapping[Any, Any]) -> str:
-    """Return the word in a row of `head_directions` in quotes, with a minus sign in front if its loading is negative."""
+    """Return the word in a row of `head_directions` in quotes, behind a minus sign if its loading is negative."""
     sign = _MINUS if row["loading"] < 0 else ""
     return f"{sign}\N{LEFT SINGLE QUOTATION MARK}{row['word']}\N{RIGHT SINGLE QUOTATION MARK}"
 

@@ -32,10 +32,15 @@ def describe_table(name: str) -> pd.DataFrame:
             table's name follows after a dot: `"head_history.summary"`.
 
     Returns:
-        DataFrame with the columns of `describe_columns`, one row per column of the table, in the table's order.
+        DataFrame with string columns `name, meaning, unit, label, range, source, also_known_as, does_not_establish`, one
+        row per column of the table, in the table's order. `range` and the columns after it are filled only for
+        `"analyze_heads"`; elsewhere `source` is "this package".
 
     Raises:
         ValueError: no documented table has this name; the message lists all names.
+
+    It holds texts, not numbers: call the function itself to make the table. A column that only some calls make has a
+    row too.
     """
     modules = _modules()
     while name not in known_schemas():
@@ -45,7 +50,9 @@ def describe_table(name: str) -> pd.DataFrame:
 
 
 def _modules() -> Iterator[str]:
-    """Import the modules of the package and of installed studies one by one, and yield the name of each."""
+    """Import the modules of the package and of installed studies one after the other, and yield the name of each
+    module.
+    """
     studies = (study.module.partition(".")[0] for study in entry_points(group="tlspectral.studies"))
     for name in dict.fromkeys((__name__.partition(".")[0], *studies)):
         package = importlib.import_module(name)

@@ -65,7 +65,7 @@ class ResumeFolder:
         return table
 
     def write(self, name: str, table: pd.DataFrame) -> bool:
-        """Write the file of a finished job, which appears when it is complete. An OSError names the file.
+        """Write the table of a finished job to its file, which appears when it is complete. An OSError names the file.
 
         Returns:
             True if the file holds this table. If another process finished the job first, its file stays, and the result
@@ -168,7 +168,9 @@ def _read_manifest(file: Path) -> dict[str, Any] | None:
 
 
 def _other_version(stored_format: Any) -> str:
-    """Return the end of a message about a folder of another format: which version wrote it, and what to do."""
+    """Return the end of a message about a folder of another format: which version wrote it, and what to do.
+    `stored_format` is the format in its manifest.
+    """
     if isinstance(stored_format, int) and stored_format > _FORMAT:
         return (
             f"a newer version of tlspectral (format {stored_format}; this version has {_FORMAT}): upgrade tlspectral, "
@@ -178,6 +180,6 @@ def _other_version(stored_format: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a setting as JSON of at most 40 characters."""
+    """Return the value of a setting as JSON text of at most 40 characters."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
