@@ -14,7 +14,9 @@ _GROUP = "tlspectral.studies"
 
 
 class _StudyCommands(TyperGroup):
-    """The commands of all installed studies, in the order in which their packages list them."""
+    """The click group of the commands of all installed studies, in the order in which their packages list them.
+    Raises typer's BadParameter if no study is installed.
+    """
 
     @cached_property
     def _mounted(self) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     the table has it.
 
     Args:
-        table: result of `tls.qk_attribution`. Columns: `query_term, key_term, symmetric, antisymmetric, phase,
-            outside_m, total, measured?`.
+        table: result of `tls.qk_attribution`. Needed columns: `query_term, key_term, symmetric, antisymmetric, phase,
+            outside_m, total`; used if present: `measured`.
         ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:

@@ -32,9 +32,9 @@ def describe_table(name: str) -> pd.DataFrame:
             table's name follows after a dot: `"head_history.summary"`.
 
     Returns:
-        DataFrame with string columns `name, meaning, unit, label, range, source, also_known_as, does_not_establish`, one
-        row per column of the table, in the table's order. `range` and the columns after it are filled only for
-        `"analyze_heads"`; elsewhere `source` is "this package".
+        DataFrame with string columns `name, meaning, unit, label, range, source, also_known_as,
+        does_not_establish`, one row per column of the table, in the table's order. `range` and the columns after it
+        are filled only for `"analyze_heads"`; elsewhere `source` is "this package".
 
     Raises:
         ValueError: no documented table has this name; the message lists all names.
