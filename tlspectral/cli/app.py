@@ -212,7 +212,11 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """The spectrum of attention heads: one table row per head, against a matched random null."""
+    """The spectrum of attention heads: one table row per head, against a matched random null.
+
+    The options here stand before a command, as in: tlspectral --debug analyze smollm2-135m. They change nothing but
+    what is printed.
+    """
 
 
 def require_writable(output: Path) -> None:

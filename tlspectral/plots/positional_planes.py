@@ -161,7 +161,7 @@ def _write_what_decides(axes: Axes) -> None:
 
 
 def circle_entry() -> tuple[Line2D, str]:
-    """Return the legend entry (artist, text) of the unit arc."""
+    """Return the legend entry of the arc of the unit circle as (line, text)."""
     return Line2D([], [], color=GREY, linewidth=0.8), "unit circle: a single swap lies on it or beyond"
 
 

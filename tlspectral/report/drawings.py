@@ -163,7 +163,7 @@ def visible(token: str) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a number as short text with a true minus sign."""
+    """Return a number as text with up to six significant digits and a true minus sign."""
     return f"{value:g}".replace("-", "\N{MINUS SIGN}")
 
 

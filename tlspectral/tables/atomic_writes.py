@@ -79,7 +79,7 @@ def unfinished_path(target: Path, folder: Path | None = None) -> Path:
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove unfinished files and folders of dead jobs anywhere below `folder`.
+    """Remove unfinished files and folders of dead jobs (names that `unfinished_path` makes) anywhere below `folder`.
 
     A job counts as dead if its file was not changed for a day. If the job ran on this machine, its process must be gone
     too.

@@ -15,7 +15,11 @@ from tlspectral.tables.schema import Schema, known_schemas
 
 
 def every_schema() -> dict[str, Schema]:
-    """Return a dict from the name of each documented table to its schema, in the order of the package's modules."""
+    """Return a dict from the name of each documented table to its `Schema` (its columns), in the order of the package's
+    modules.
+
+    All modules of the package and of installed studies are imported first.
+    """
     list(_modules())
     return known_schemas()
 

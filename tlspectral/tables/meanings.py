@@ -151,12 +151,12 @@ def carried(table: pd.DataFrame) -> dict[str, int]:
 
 
 def changed(name: str) -> bool:
-    """Return whether any column of the table with this name ever changed its meaning."""
+    """Return whether any column of the table `name`, such as "faithfulness", ever changed its meaning."""
     return any(name in change.tables for change in CHANGES)
 
 
 def changes_of_function(name: str) -> int:
-    """Return the number of changes to all tables of a function; `name` is one of its tables, such as
+    """Return how often columns of a function's tables changed their meaning; `name` is one of its tables, such as
     `"head_history.heads"`.
     """
     function = name.partition(".")[0]

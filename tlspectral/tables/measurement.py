@@ -100,7 +100,7 @@ class Measurement:
 
 
 def _as_json(scores: Iterable[float] | Mapping[str, float]) -> list[float] | dict[str, float]:
-    """Return scores as plain floats: a dict if they have names, otherwise a list."""
+    """Return scores as plain floats: a dict by name if they have names, otherwise a list."""
     if isinstance(scores, Mapping):
         return {str(name): float(value) for name, value in scores.items()}
     return [*map(float, scores)]
@@ -241,7 +241,7 @@ def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFo
 
 
 def stored_table(job: Job, folder: "ResumeFolder | None") -> pd.DataFrame | None:
-    """Read and check the table of a job; None if the folder does not have it.
+    """Return the table of a job from its file in the folder, after `job.check`; None if there is no folder or no file.
 
     Raises IncompatibleCheckpoint if the file belongs to other work.
     """
@@ -371,7 +371,7 @@ def backend_configured() -> bool:
 
 
 def configured_jobs() -> int:
-    """Return the number of workers that the caller set with `joblib.parallel_config`, or 1."""
+    """Return the number of workers that the caller set with `joblib.parallel_config`; 1 if none was set."""
     workers: Any = joblib.parallel.get_active_backend()[1]
     return 1 if workers is None else workers
 
@@ -413,9 +413,11 @@ _OWN = _OwnWorkers(threading.Lock())
 
 @contextmanager
 def workers_kept() -> Iterator[None]:
-    """Keep worker processes from one `finished_jobs` to the next; they end with the outermost of these blocks.
+    """In the block, keep joblib's worker processes from one `finished_jobs` to the next; they end with the outermost
+    block.
 
-    Starting the processes takes seconds because each imports torch. Workers of a configured backend are left alone.
+    Starting the processes takes seconds because each imports torch. Workers of a backend that the caller configured are
+    left alone.
     """
     with _OWN.lock:
         _OWN.blocks += 1

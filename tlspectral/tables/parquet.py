@@ -89,8 +89,8 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
     """Return the bytes of the parquet file that `write_table` writes; equal tables give equal bytes.
 
     The schema's key `tlspectral` holds JSON with `format`, `provenance` (`df.attrs`) and `columns` (documentation by
-    name). `tlspectral_sha256` is a checksum of the file. Raises ValueError for values that parquet or JSON cannot
-    store.
+    name). `tlspectral_sha256` is a checksum of the file. `attrs_for_pandas=True` stores `df.attrs` also where
+    `pandas.read_parquet` finds them. Raises ValueError for values that parquet or JSON cannot store.
     """
     provenance = _json_value(df.attrs, "df.attrs")
     # pyarrow and pandas write attrs too, and neither accepts numpy scalars.
@@ -161,7 +161,9 @@ def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:
-    """Write the table as CSV, and the meaning of its columns as `NAME.columns.csv` beside it."""
+    """Write the table as CSV to `path`, such as heads.csv, and the meaning of its columns to heads.columns.csv in
+    the same folder.
+    """
     docs = describe_columns(df)
     has_labels = any(name is not None for name in df.index.names)
     for table, file, index in ((docs, path.with_suffix(".columns.csv"), False), (df, path, has_labels)):
@@ -282,9 +284,10 @@ def _damaged(path: str | os.PathLike[str], why: object) -> ValueError:
 
 
 def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Return the tlspectral part of a parquet file's metadata as a dict: format, provenance and columns.
+    """Return the tlspectral part of a parquet file's metadata as a dict with the keys format, provenance and columns.
 
-    Raises ValueError if it is missing, cannot be read, or has a newer format.
+    `metadata` is the file's metadata, `path` its name in messages. Raises ValueError if the part is missing, cannot be
+    read, or has a newer format.
     """
     if _KEY not in metadata:
         keys = ", ".join(sorted(key.decode(errors="replace") for key in metadata)) or "none"

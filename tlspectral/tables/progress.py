@@ -59,17 +59,19 @@ class _Lines:
         sys.stderr.flush()
 
     def set_postfix(self, measures: Any) -> None:
-        """Ignore the values that a bar would show at its end; log lines have no place for them."""
+        """Do nothing: a bar would show these values at its end, and log lines have no place for them."""
 
 
 def _clock(seconds: float) -> str:
-    """Return seconds as "m:ss" or "h:mm:ss"."""
+    """Return a number of seconds as text, "m:ss" or "h:mm:ss"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def hidden() -> bool:
-    """Return whether progress is switched off, by `without_bars` or by `TQDM_DISABLE`."""
+    """Return whether progress is switched off, by a block of `without_bars` or by the environment variable
+    `TQDM_DISABLE`.
+    """
     return _HIDDEN.get() or os.environ.get("TQDM_DISABLE", "0").lower() not in ("", "0", "false")
 
 

@@ -36,7 +36,8 @@ class ResumeFolder:
     noted: dict[str, Any] = field(default_factory=dict)
 
     def read(self, name: str) -> pd.DataFrame | None:
-        """Return the table of a finished job with the `attrs` that `write` got, or None if it has no file yet.
+        """Return the table of the finished job `name`, with the `attrs` that it was written with, or None if it has no
+        file yet.
 
         Raises:
             IncompatibleCheckpoint: the file has other settings, belongs to another job, or is damaged.
@@ -86,16 +87,17 @@ class ResumeFolder:
 def open_resume_folder(
     path: str | os.PathLike[str], settings: dict[str, Any], *, noted: dict[str, Any] | None = None
 ) -> ResumeFolder:
-    """Make the folder, or check that an existing folder was made with the same settings.
+    """Make a folder for finished jobs, or check that an existing folder was made with the same settings; return it as a
+    `ResumeFolder`.
 
-    If several processes make it at once, one process writes the manifest, and the others compare their settings with
-    it. Unfinished files of dead processes are removed.
+    If several processes make it at once, one process writes the manifest (the file with the settings), and the others
+    compare their settings with it. Unfinished files of dead processes are removed.
 
     Args:
         path: the folder; missing parents are made.
         settings: everything that the numbers depend on, as JSON.
-        noted: values to store beside the settings, which are not compared. For an existing folder the result has the
-            stored values.
+        noted: values to store in the manifest that are not compared. For an existing folder the result has the stored
+            values.
 
     Raises:
         ValueError: `path` is a file, or a link to a folder that does not exist.
@@ -141,7 +143,8 @@ def open_resume_folder(
 
 
 def _read_manifest(file: Path) -> dict[str, Any] | None:
-    """Return the manifest as a dict; None for an empty folder or a folder that holds only a damaged manifest.
+    """Return the settings in a folder's manifest `file` as a dict; None if the folder is empty or holds only a damaged
+    manifest.
 
     Raises IncompatibleCheckpoint if the folder holds other files but no manifest that can be read.
     """

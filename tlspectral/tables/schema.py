@@ -52,17 +52,17 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The name for readers: `label`, or `name` if there is no label."""
+        """The column's name for readers: `label`, or `name` if there is no label."""
         return self.label or self.name
 
     @property
     def dtype(self) -> str:
-        """The pandas dtype of the column when no value is missing."""
+        """The pandas dtype of the column as text, such as "float64", when no value is missing."""
         return _DTYPES.get(self.unit, "float64")
 
     @property
     def signed(self) -> bool:
-        """Whether the range includes values below 0."""
+        """True if the documented range of the column's values begins below 0."""
         return self.range.removeprefix("about ").startswith("-")
 
 
@@ -198,7 +198,7 @@ def remember(name: Any, docs: Any) -> None:
 def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: str = "table") -> None:
     """Raise ValueError if the table lacks one of the columns or has no rows.
 
-    The message calls the table `name` and tells the user to give a table of `made_by`, a function, a command or a file.
+    The message calls the table `name` and tells the user to give a table of `made_by`, such as "analyze_heads".
     """
     missing = [column for column in columns if column not in table]
     if missing:
@@ -210,7 +210,7 @@ def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: 
 def require_one_row(table: pd.DataFrame, keys: list[str], hint: str, *, name: str = "table") -> None:
     """Raise ValueError if two rows of the table have equal values in the columns `keys`.
 
-    The message calls the table `name`, shows the first such row and ends with `hint`.
+    The message calls the table `name`, shows the first such row and ends with `hint`, which says what to do.
     """
     repeated = table.duplicated(keys)
     if repeated.any():
