@@ -30,7 +30,8 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks
     """Draw the attention of several heads on one prompt: a panel per head, queries down, keys across, one colour scale.
 
     >>> import tlspectral as tls, torch
-    >>> model, tokens = tls.load_model("tiny-rope"), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    >>> model = tls.load_model("tiny-rope")
+    >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     >>> figure = tls.plots.patterns(model, tokens, ["L0H3", "L1H0"])
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['L0H3', 'L1H0']
@@ -45,8 +46,8 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks
         sink: True draws the first key too. Most heads look at it most of the time, so without it differences are easier
             to see. Default: False. Attention is not rescaled.
         sinks: "found" draws the first key too, and greys out every attention sink of the layer: a key whose mean
-            attention from later queries, over the layer's heads, is above .15 on this prompt. Default: None. It
-            excludes sink=True.
+            attention from later queries, over the layer's heads, exceeds .15 and four times an even share. Default:
+            None. It excludes sink=True.
 
     Returns:
         matplotlib Figure. Colour is the attention probability after the softmax, from 0 to the largest drawn value.

@@ -22,7 +22,8 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw the largest terms of one attention score as bars, each stacked by its four parts.
 
     >>> import tlspectral as tls, torch
-    >>> model, tokens = tls.load_model("tiny-rope"), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    >>> model = tls.load_model("tiny-rope")
+    >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     >>> table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=2)
     >>> tls.plots.qk_attribution(table).axes[0].get_xlabel()
     'term of the score, before the softmax (logits)'

@@ -44,8 +44,9 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw how much of a behaviour circuits carry (up) against how many edges they keep (across, logarithmic).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> columns = {"circuit": "edges", "share": [0.1, 1], "n_edges": [20, 200], "faithfulness": [0.7, 1]}
-    >>> tls.plots.faithfulness(pd.DataFrame(columns)).axes[0].get_ylabel()
+    >>> columns = {"circuit": "edges", "share": [0.1, 1], "n_edges": [20, 200]}
+    >>> table = pd.DataFrame({**columns, "faithfulness": [0.7, 1]})
+    >>> tls.plots.faithfulness(table).axes[0].get_ylabel()
     'share of the gap carried'
 
     Use it to see how small a circuit can be. The gap is the metric of the whole model minus the metric without any
@@ -105,8 +106,8 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     """Draw the largest edges of a circuit: up to 24 as a graph, 25 or more as a matrix of senders and receivers.
 
     >>> import pandas as pd, tlspectral as tls
-    >>> columns = {"sender": ["L0H1", "L0H3"], "receiver": ["L1H0.k", "L1H2.q"], "delta": [-0.8, 0.3]}
-    >>> figure = tls.plots.circuit(pd.DataFrame(columns))
+    >>> ends = {"sender": ["L0H1", "L0H3"], "receiver": ["L1H0.k", "L1H2.q"]}
+    >>> figure = tls.plots.circuit(pd.DataFrame({**ends, "delta": [-0.8, 0.3]}))
     >>> figure.legends[0].get_title().get_text()
     'the 2 largest of 2 edges'
 

@@ -28,9 +28,10 @@ def ablation_effects(
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0", control="random", draws=19)
+    >>> control = {"control": "random", "draws": 19}
+    >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0", **control)
     >>> figure = tls.plots.ablation_effects(sweep, detectors=tls.detect_heads(model))
-    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()][-1]
+    >>> figure.axes[0].get_yticklabels()[-1].get_text()
     'L0H2  (prev 0.22)'
 
     Use it to see which heads matter more than their control. Each row is a head (or a named set of heads). A red dot is
@@ -189,7 +190,8 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> tls.plots.kernel(tls.relative_position_kernel(model, "L0H3")).axes[0].get_title()
+    >>> kernel = tls.relative_position_kernel(model, "L0H3")
+    >>> tls.plots.kernel(kernel).axes[0].get_title()
     'L0H3'
 
     Use it to see which distance a head prefers, and whether a part of the head makes this preference:

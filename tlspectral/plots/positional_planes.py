@@ -43,8 +43,9 @@ def positional_symbolic_plane(
     """Draw every head by its positional score (across) and its symbolic score (up), coloured by layer.
 
     >>> import pandas as pd, tlspectral as tls
-    >>> columns = {"layer": [0, 1], "head": [0, 0], "s_pos": [0.9, 0.4], "s_sym": [0.5, 0.95]}
-    >>> figure = tls.plots.positional_symbolic_plane(pd.DataFrame(columns), highlight="L1H0")
+    >>> heads = {"layer": [0, 1], "head": [0, 0]}
+    >>> scores = pd.DataFrame({**heads, "s_pos": [0.9, 0.4], "s_sym": [0.5, 0.95]})
+    >>> figure = tls.plots.positional_symbolic_plane(scores, highlight="L1H0")
     >>> figure.axes[0].get_title(loc="right")
     '2 heads'
 
@@ -96,8 +97,9 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw every head by its exclusion index (across) and the standard deviation of its logits (up, logarithmic).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> columns = {"layer": [0, 1], "head": [0, 0], "exclusion_index": [0.9, 0.2], "logit_std": [1.5, 0.3]}
-    >>> tls.plots.exclusion_plane(pd.DataFrame(columns)).axes[0].get_xlabel()
+    >>> heads = {"layer": [0, 1], "head": [0, 0]}
+    >>> scores = pd.DataFrame({**heads, "exclusion_index": [0.9, 0.2], "logit_std": [1.5, 0.3]})
+    >>> tls.plots.exclusion_plane(scores).axes[0].get_xlabel()
     'exclusion index (0 symbolic, 1 positional)'
 
     Use it if the positional and the symbolic score of many heads are both near 1, because their attention is flat. The

@@ -65,7 +65,8 @@ def report(
     >>> model = tls.load_model("tiny-rope")
     >>> heads = tls.analyze_heads(model, null_draws=10)
     >>> kernels = tls.relative_position_kernel(model)
-    >>> page = tls.report.report(heads, f"{tempfile.mkdtemp()}/report.html", kernels=kernels)
+    >>> path = f"{tempfile.mkdtemp()}/report.html"
+    >>> page = tls.report.report(heads, path, kernels=kernels)
     >>> "<h2>Which heads do what</h2>" in page
     True
 
