@@ -97,8 +97,8 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw every head by its exclusion index (across) and the standard deviation of its logits (up, logarithmic).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> heads = {"layer": [0, 1], "head": [0, 0]}
-    >>> scores = pd.DataFrame({**heads, "exclusion_index": [0.9, 0.2], "logit_std": [1.5, 0.3]})
+    >>> columns = {"layer": 0, "head": [0, 1], "exclusion_index": [0.9, 0.2]}
+    >>> scores = pd.DataFrame({**columns, "logit_std": [1.5, 0.3]})
     >>> tls.plots.exclusion_plane(scores).axes[0].get_xlabel()
     'exclusion index (0 symbolic, 1 positional)'
 
