@@ -222,10 +222,10 @@ def _task_attrs(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd
 
 
 def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] | None, dict[str, Any]]:
-    """Find equal prompts among the given prompts, and warn about them. Return a number per prompt, and notes for the
-    attrs.
+    """Find equal prompts among the given prompts, and warn about them.
 
-    Equal prompts have the same number. Returns (None, {}) if all prompts differ.
+    Return an array with a number per prompt, the same for equal prompts, and a dict of notes for the table's attrs.
+    Returns (None, {}) if all prompts differ.
     """
     # Called for given prompts only: draws of a task are independent, even if two are equal.
     numbers = numbered((draw.prompts[-1].tokens().tolist(), draw.prompts[0].spans(), draw.queries) for draw in drawn)
@@ -279,10 +279,10 @@ def averaged(
 
 
 def _over_draws(draws: list[list[pd.DataFrame]], distinct: Int[np.ndarray, "draws"] | None = None) -> pd.DataFrame:
-    """Return one DataFrame with the means over draws and their standard errors; each draw is a list of tables, one per
-    query.
+    """Return one DataFrame with the means over draws and their standard errors.
 
-    `distinct`: a number per draw, the same for equal draws; None if all differ. Raises ValueError for different rows.
+    `draws`: for each draw a list of score tables, one per query. `distinct`: a number per draw, the same for equal
+    draws; None if all differ. Raises ValueError for tables with different rows.
     """
     names = draws[0][0].drop(columns=list(SCORES))
     for table in (table for draw in draws for table in draw):

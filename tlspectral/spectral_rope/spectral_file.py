@@ -117,8 +117,7 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 def require_format(path: Path, file_format: Any) -> None:
     """Raise IncompatibleCheckpoint unless `file_format` is the format that this version writes.
 
-    `path`: the file, for the message, which tells files of an older version, of a newer version and of other programs
-    apart.
+    `path`: the file, for the message. The message says whether the file is older, newer or of another program.
     """
     if file_format == FORMAT:
         return

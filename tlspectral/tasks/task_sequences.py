@@ -218,7 +218,7 @@ class MetricValues:
         return torch.stack([self.sequences.measured(copy, batch) for copy in logits]).cpu()
 
     def keep(self, of_batch: Tensor) -> None:
-        """Store the values (or logits) of the next batch, as `read` returns them."""
+        """Store what `read` returned for a batch: its values [copies, rows], or its logits. Batches come in order."""
         self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
