@@ -124,6 +124,7 @@ class BlockPlaces:
         return math.factorial(len(self.starts) - 1)
 
     def _cycle(self, seed: list[int]) -> Int[np.ndarray, "blocks"]:
+        """Return the order in which a draw visits the blocks; the last number of `seed` is the number of the draw."""
         *of_head, draw = seed
         if self.cycles > _LISTED:
             return np.random.default_rng(seed).permutation(len(self.starts))

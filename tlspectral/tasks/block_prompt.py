@@ -114,6 +114,7 @@ class BlockPrompt:
         return prompt
 
     def _from_text(self, tokenizer: Any) -> BlockPrompt:
+        """Return the prompt with its text as token ids. Raises ValueError as `tokenized`."""
         if tokenizer is None:
             raise ValueError(
                 "this model has no tokenizer, so it cannot read text: give prefix, blocks and suffix as token ids"
@@ -147,6 +148,7 @@ class BlockPrompt:
         raise ValueError(f"{wrong}{when}: the whole text has other tokens than its segments; {advice}")
 
     def _ids(self) -> list[Int[Tensor, "_"]]:
+        """Return the token ids of each segment. Raises ValueError for text."""
         if self.is_text:
             raise ValueError("this prompt is text: call .tokenized(model) first, which returns a prompt of token ids")
         return [torch.as_tensor(segment) for segment in self.pieces]
@@ -212,4 +214,5 @@ def _own(segment: Any) -> Any:
 
 
 def _ids_of(tokenizer: Any, text: Any) -> list[int]:
+    """Return the token ids of a text without special tokens."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []

@@ -71,6 +71,7 @@ def sequences_identity(sequences: TaskSequences, task: Task) -> dict[str, Any]:
 
 
 def _digest_or_none(value: Any) -> str | None:
+    """Return the digest of a value; None for None."""
     return None if value is None else content_digest(value)
 
 
@@ -81,6 +82,7 @@ def _metric_identity(task: Task, metric: Any) -> str:
 
 
 def _counterfactual_identity(task: Task) -> Any:
+    """Return the digest of a task's counterfactual prompts, or `task_identity` if they are a `Task`; None without."""
     other = task.counterfactual
     return task_identity(other) if isinstance(other, Task) else _digest_or_none(other)
 
@@ -170,6 +172,7 @@ class _Contents:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
+    """Return the values that determine a function: name, code, defaults, closure and the globals that it reads."""
     # A wrapper of jaxtyping or beartype checks types and computes nothing else; beartype generates its code.
     checks_types = str(function.__globals__.get("__name__")).startswith("jaxtyping.")
     checks_types |= function.__code__.co_filename.startswith("<@beartype(")
@@ -226,6 +229,7 @@ def _of_class(kind: type) -> list[Any]:
 
 
 def _of_object(value: Any) -> list[Any]:
+    """Return the values that pickle would store of an object; only its type if it cannot be pickled."""
     wrapped = getattr(value, "__wrapped__", None)  # the function inside functools.cache
     try:
         stored = value.__reduce_ex__(4)

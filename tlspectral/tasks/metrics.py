@@ -139,6 +139,7 @@ def _by_place(given: Any, side: str) -> Any:
 
 
 def _answer(given: Any, where: str) -> str | int:
+    """Return one answer as text or as a token id. Raises TypeError, which begins with `where`, for another value."""
     value = plain(given)
     if isinstance(value, str):
         return str(value)
@@ -201,10 +202,12 @@ _SPACES = (" ", "\u0120", "\u2581")  # a space in tokens: plain, in GPT-2, in Se
 
 
 def _ends_in_space(tokenizer: Any, token: int) -> bool:
+    """Return whether a token ends in a space."""
     return str(tokenizer.convert_ids_to_tokens(token)).endswith(_SPACES)
 
 
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:
+    """Return the token ids of the answers of each prompt. Raises ValueError for an answer that is not one token."""
     if not isinstance(answers, list):
         return [[_token_id(view, answers, side)]] * n_prompts
     ids = []
@@ -218,11 +221,13 @@ def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) ->
 
 
 def _is_token(tokenizer: Any, text: str) -> bool:
+    """Return whether a text is a single token that the tokenizer knows."""
     ids = tokenizer(text, add_special_tokens=False).input_ids
     return len(ids) == 1 and ids[0] != tokenizer.unk_token_id
 
 
 def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
+    """Return the token id of an answer. Raises ValueError, which begins with `where`, unless it is one known token."""
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     token = answer
     if isinstance(answer, str):
