@@ -6,6 +6,7 @@ A message names the model, layer and role, says what was found, and what to type
 import difflib
 import importlib.util
 import inspect
+import math
 import re
 import sys
 import warnings
@@ -138,7 +139,7 @@ def _described(value: Any) -> str:
         return f"a {kind} of {len(value):,} rows with columns {names}{', ...' * (len(columns) > _FIRST)}"
     if isinstance(shape, tuple) and len(shape):
         # Few numbers are written out: printing a large array would take seconds.
-        small = all(isinstance(size, int) for size in shape) and 0 <= _product(shape) <= 16
+        small = all(isinstance(size, int) for size in shape) and math.prod(shape) <= 16
         return repr(value) if small else f"a {kind} of shape {tuple(shape)} of {getattr(value, 'dtype', 'objects')}"
     if isinstance(value, Mapping) and len(value) > 2 * _FIRST:
         first = ", ".join(f"{shown(key, 20)}: {shown(value[key], 20)}" for key in list(value)[:_FIRST])
@@ -153,14 +154,6 @@ def _described(value: Any) -> str:
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {value.__name__}"
     return repr(value)
-
-
-def _product(sizes: Iterable[int]) -> int:
-    """Return the product of whole numbers."""
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def public_call() -> str:

@@ -203,6 +203,7 @@ class Task:
         """
 
         def chosen(values: Any, what: str, per_prompt: bool = True) -> Any:
+            """Return the values of the chosen prompts; values for all prompts stay as they are."""
             found = len(values) if per_prompt and values is not None else n
             if found != n:
                 raise ValueError(f"{what} has {found} rows, and there are {n} prompts: give one row for each prompt")

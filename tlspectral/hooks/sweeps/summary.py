@@ -99,7 +99,7 @@ def summarize_sweep(
     Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
     alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
-    tables = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
+    tables: list[Any] = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
     for one_part in tables:
         require_table(one_part, "give the result of tls.ablation_sweep, or a list of them", name="sweep")
