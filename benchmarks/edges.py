@@ -151,7 +151,7 @@ def main(layers: str = "16-18", all_layers: bool = False, rounds: int = 3) -> No
     torch.set_num_threads(1)
     model = tls.load_model("smollm2-135m")
     edges_of_a_screen(model, rounds)
-    tokens = repeated_sequences(attention_view(model), 4, 64)
+    tokens = repeated_sequences(attention_view(model), n_sequences=4, segment_length=64)
     first, last = (1, attention_view(model).n_layers - 1) if all_layers else map(int, layers.split("-"))
     edges_by_attention(model, tokens, list(range(first, last + 1)))
     edges_by_task(model, tokens)

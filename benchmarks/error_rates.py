@@ -314,7 +314,7 @@ def random_parts(rng: np.random.Generator, tables: int) -> Iterator[Row]:
         found: list[float] = []
         for seed in rng.integers(2**31, size=max(1, tables // 24)):
             model = fresh_model(int(seed))
-            tokens = repeated_sequences(attention_view(model), 8, 16, seed=int(seed))
+            tokens = repeated_sequences(attention_view(model), n_sequences=8, segment_length=16, seed=int(seed))
             given = {"task": induction(tokens), "control": "random", "draws": 19, "seed": int(seed)}
             found += list(ablation_sweep(model, part, **given)["control_p"])
         yield row(

@@ -142,7 +142,8 @@ def bands_by_place(view: AttentionView, task: Retrieval, heads: pd.DataFrame) ->
         table = tls.hooks.band_effects(view.model, heads, task=scored)
         table.insert(4, "label", name)
         table.insert(5, "n_sequences", len(answers))
-        tables.append(table.drop(columns=["first", "last", "random_delta_min", "random_delta_max"]))
+        table["control_draws"] = table["control_draws"].map(len)
+        tables.append(table.drop(columns=["first", "last", "control_delta_min", "control_delta_max"]))
     return pd.concat(tables, ignore_index=True)
 
 

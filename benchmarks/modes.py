@@ -31,7 +31,7 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 
 def asked(view, kind: str) -> list[tuple]:
     """Three queries of each of eight repeats, with the key that the head is named for."""
-    rows = repeated_sequences(view, 8, SEGMENT)
+    rows = repeated_sequences(view, n_sequences=8, segment_length=SEGMENT)
     first = rows.shape[1] - 2 * SEGMENT
     places = [first + SEGMENT + 3, first + SEGMENT + 11, first + SEGMENT + 19]
     behind = {"induction": SEGMENT - 1, "previous token": 1}[kind]

@@ -2,7 +2,7 @@
 
 `python benchmarks/on_text.py measure MODEL` writes docs/results/on_text/MODEL.csv (a minute or two of CPU for
 SmolLM2-135M or Gemma 3 270M on one thread); `python benchmarks/on_text.py page` prints the numbers of
-docs/results/on_text.md and draws its picture. Text is 64 x 128 tokens of the packaged book; repeats are 200 sequences.
+docs/results/heads.md and draws its picture. Text is 64 x 128 tokens of the packaged book; repeats are 200 sequences.
 """
 
 from pathlib import Path

@@ -45,7 +45,7 @@ def numbers_of_heads(view: AttentionView, spectra: pd.DataFrame) -> pd.DataFrame
             "random": np.random.default_rng(0).random(len(spectra)),
         }
     )
-    repeats = repeated_sequences(view, REPEATS, SEGMENT)
+    repeats = repeated_sequences(view, n_sequences=REPEATS, segment_length=SEGMENT)
     text = repeats
     if view.model.tokenizer is not None:
         text = text_tokens(view, None, n_sequences=TEXT_ROWS + SKIPPED, sequence_length=TEXT_LENGTH)[SKIPPED:]

@@ -240,7 +240,7 @@ def answers(runs: pd.DataFrame) -> str:
 
 
 def page_rows(runs: pd.DataFrame) -> list[str]:
-    """Return the rows of the table of `docs/results/steering.md`."""
+    """Return the rows of the table of steering in `docs/results/constrained.md`."""
     rows = []
     for positions in SHARE:
         free = [values(runs, positions, "free", f"formed_{name}").mean() for name in ("both", "loss")]

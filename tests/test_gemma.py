@@ -69,7 +69,7 @@ def test_a_norm_of_no_known_form_is_refused_beside_a_large_gain_too(monkeypatch)
     # A gain of weight + 1/2: as far from the weight as from 1 + weight.
     monkeypatch.setattr(norm, "forward", lambda self, x: plain(self, x) * (self.weight + 0.5) / self.weight)
     with pytest.raises(
-        UnsupportedArchitecture, match=r"layer 0, input norm: .* is neither a LayerNorm nor an RMS norm"
+        UnsupportedArchitecture, match=r"layer 0, input norm: .* acts neither like a LayerNorm nor like an RMS norm"
     ):
         attention_view(model).raw(0)
 

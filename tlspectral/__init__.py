@@ -1,4 +1,4 @@
-"""The spectrum of attention heads, on TransformerLens.
+"""Measure attention heads of TransformerLens models: spectra, detectors, ablations, edges and circuits.
 
     import tlspectral as tls
 
@@ -89,23 +89,23 @@ __all__ = [
 
 
 def _is_spectral(given: Any) -> bool:
-    """Return whether an object is a spectral model, or a Path a save of one: a folder, or the file that is in one."""
+    """Return whether an object is a spectral model, or a Path (folder or file) holds a saved one."""
     if not isinstance(given, Path):
         return hasattr(given, "spectral_parameters")
     if (given / "spectral_config.json").is_file():
         return True
-    if (given / "config.json").is_file():  # of transformers
+    if (given / "config.json").is_file():  # a checkpoint of transformers
         return False
     return import_module("tlspectral.spectral_rope.spectral_file").spectral_file_of(given) is not None
 
 
-# A loader of what stands above `models` is known by what it claims, and imported when it loads.
+# A loader on a floor above `models` is registered here, and imported when it loads a model.
 LOADERS["spectral"] = Loader(
     _is_spectral,
     lambda given, **options: import_module("tlspectral.spectral_rope.loading").load_claimed(given, **options),
 )
 
-# No folder claims it: `load_model(weights="files")` asks for it.
+# It recognises no folder by itself: `load_model(weights="files")` uses it.
 LOADERS["files"] = Loader(
     lambda at: False,
     lambda source: import_module("tlspectral.models.checkpoints.layers").opened_files(source),
@@ -116,9 +116,9 @@ _imported, _ = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or a documented submodule such as `plots`, when it is first asked for.
+    """Import a public name, or a documented submodule such as `plots`, at its first use.
 
-    `parts`, the parts of heads as values, is a package of the hooks.
+    `tls.parts` is the package `tlspectral.hooks.parts`.
     """
     if name in _SUBMODULES:
         return import_module(f"tlspectral.{name}")

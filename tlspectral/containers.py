@@ -1,7 +1,7 @@
-"""Lists, arrays and frames of any library, read as Python values.
+"""Read lists, arrays and frames of any library as Python values.
 
-A container is known by what it offers, not by its type: an array makes a list of itself, and a frame has columns by
-name. No library has to be imported for it.
+A container is recognised by its methods, not by its type, so that no library has to be imported: an array can be turned
+into a list, and a frame has columns with names.
 """
 
 import warnings
@@ -12,7 +12,7 @@ _TO_LIST = ("tolist", "to_pylist", "to_list")  # numpy, torch and pandas; pyarro
 
 
 def plain(value: Any) -> Any:
-    """Return a value without axes (a number or text of numpy, torch or pyarrow) as Python has it; others as they are.
+    """Return a single number or text of numpy, torch or pyarrow as a Python value; return other values unchanged.
 
     >>> import numpy as np
     >>> plain(np.array("L1H2"))
@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array, a tensor or a column of any library: it has an axis and is no list."""
+    """Return True for an array, tensor or column of any library with at least one axis; False for a list and others."""
     if isinstance(value, str | bytes | list | tuple | Mapping | Set):
         return False
     axes = getattr(value, "ndim", None)
@@ -34,10 +34,10 @@ def is_array(value: Any) -> bool:
 
 
 def values(given: Any) -> list[Any] | None:
-    """Return what a container holds, in its order; None for text, mappings, frames and what is no container.
+    """Return the entries of a container as a list; None for text, mappings, frames and single values.
 
-    Arrays become nested lists, also those in the cells of a column. Entries of a list stay as they are, but for values
-    without axes.
+    Arrays become nested lists, also arrays inside a column. Entries of a list stay as they are, but single numbers of a
+    library become Python numbers.
     """
     if isinstance(given, str | bytes | Mapping) or column_names(given) is not None:
         return None
@@ -50,20 +50,23 @@ def values(given: Any) -> list[Any] | None:
 
 
 def are_columns(given: Any) -> bool:
-    """Return whether a value holds columns: it is a tuple or list of one-axis arrays, or a tuple of two lists.
+    """Return True for a tuple or list of one-axis arrays, or a tuple of two lists: columns instead of rows.
 
-    `np.where` and `np.unravel_index` return such columns, for heads the layers and then the heads. Read entry by
-    entry, as rows (layer, head), they would name other heads.
+    `np.where` and `np.unravel_index` return such columns: all layers, then all heads. Read as rows (layer, head), they
+    would name other heads.
     """
     if not isinstance(given, list | tuple) or not given:
         return False
-    if all(is_array(one) and getattr(one, "ndim", 1) == 1 and not named_fields(one) for one in given):
+    if all(is_array(column) and getattr(column, "ndim", 1) == 1 and not named_fields(column) for column in given):
         return True
-    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(one, list) for one in given)
+    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(column, list) for column in given)
 
 
 def named_fields(given: Any) -> dict[str, Any] | None:
-    """Return the fields of a row by name: of a mapping, a named tuple, a Series or a record; None for anything else."""
+    """Return the fields of a table row as a dict by name; None if the value is not a row.
+
+    A row is a mapping, a named tuple, a Series or a record.
+    """
     if isinstance(given, Mapping):
         return {name: plain(value) for name, value in given.items() if isinstance(name, str)}
     row: Any = given
@@ -80,17 +83,17 @@ def named_fields(given: Any) -> dict[str, Any] | None:
 
 
 def column_names(given: Any) -> list[str] | None:
-    """Return the names of the columns of a frame of any library, or of a structured array; None for anything else."""
-    if type(given) in (list, tuple):  # many short ones are asked for
+    """Return the column names of a frame of any library or of a structured array; None for anything else."""
+    if type(given) in (list, tuple):  # a shortcut: this function is called for many short lists
         return None
     if fields := _field_names(given):
         return list(fields) if given.ndim else None
     with warnings.catch_warnings():  # polars warns that a lazy frame has to resolve its columns
         warnings.simplefilter("ignore")
-        # pyarrow's `columns` are arrays, so its `column_names` come first; of a stream it has a schema alone.
-        of: list[Any] = [getattr(given, attribute, None) for attribute in ("column_names", "columns", "colnames")]
-        of.append(None if is_array(given) else getattr(getattr(given, "schema", None), "names", None))
-        names = next((one for one in of if isinstance(one, Iterable) and not isinstance(one, str)), None)
+        # In pyarrow `columns` are arrays, so `column_names` comes first; a stream of pyarrow has only a schema.
+        listings: list[Any] = [getattr(given, attribute, None) for attribute in ("column_names", "columns", "colnames")]
+        listings.append(None if is_array(given) else getattr(getattr(given, "schema", None), "names", None))
+        names = next((names for names in listings if isinstance(names, Iterable) and not isinstance(names, str)), None)
         if names is None and hasattr(given, "__dataframe__"):
             names = given.__dataframe__().column_names()
     if names is None and hasattr(given, "__arrow_c_stream__") and not is_array(given):
@@ -101,15 +104,15 @@ def column_names(given: Any) -> list[str] | None:
 
 
 def columns_of(frame: Any, wanted: Sequence[str]) -> list[list[Any]]:
-    """Return the values of some columns of a frame, see `column_names`.
+    """Return the columns named in `wanted` of a frame of any library: a list of values for each column.
 
-    Raises TypeError for a frame whose columns cannot be read, such as a lazy one.
+    Raises TypeError if the columns cannot be read, such as for a lazy frame.
     """
     try:
         columns = [frame[name] for name in wanted]
-    except Exception:  # what a library raises for an index by name is its own
+    except Exception:  # each library raises its own error for an index by name
         columns = []
-    listed = [one for one in map(values, columns) if one is not None]
+    listed = [column for column in map(values, columns) if column is not None]
     if len(listed) < len(wanted) and hasattr(frame, "__arrow_c_stream__"):  # a relation of duckdb, a stream of pyarrow
         import pyarrow
 
@@ -125,13 +128,14 @@ def columns_of(frame: Any, wanted: Sequence[str]) -> list[list[Any]]:
 
 
 def _nested(value: Any) -> Any:
+    """Return a cell of an array as a Python value; an array in it becomes a list."""
     value = plain(value)
     if is_array(value) and named_fields(value) is None:
         return values(value)
-    return [_nested(one) for one in value] if type(value) is list else value
+    return [_nested(entry) for entry in value] if type(value) is list else value
 
 
 def _field_names(value: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a structured array or record of numpy."""
+    """Return the field names of a structured array or record of numpy; () for other values."""
     names = getattr(getattr(value, "dtype", None), "names", None)
     return tuple(names) if isinstance(names, tuple) else ()

@@ -1,4 +1,4 @@
-"""Packages whose names are imported from their modules when they are first asked for."""
+"""`lazy_names`: import the public names of a package from its modules at their first use."""
 
 import ast
 import functools
@@ -10,16 +10,18 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` of a package, which imports a name from its module, and `__dir__`, the names of `__all__`.
+    """Return two functions for a package's `__init__`: `__getattr__`, which imports public names late, and `__dir__`.
 
-    The source of the package says under `if TYPE_CHECKING:` which module a name is imported from.
+    `__getattr__(name)` imports the name from its module; the imports under `if TYPE_CHECKING:` in the package's source
+    tell which module that is. `__dir__()` returns the names in `__all__`. `package`: dotted name, such as
+    "tlspectral.tasks".
     """
 
     @functools.cache
     def homes() -> dict[str, str]:
+        """Return a dict from each public name to the module that defines it."""
         source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
-        found = ast.walk(ast.parse(source))
-        imports = [node for node in found if isinstance(node, ast.ImportFrom)]
+        imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
         return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def imported(name: str) -> Any:

@@ -1,6 +1,7 @@
-"""Heads, layers, receivers and parts as people write them: one reader for every function and command.
+"""Read heads, layers, receivers and names of parts in every form in which users write them.
 
-No model is asked here: `heads_by_layer` and `one_head` say which of the heads a model has.
+Every function and command reads them here. Whether a model has a head is checked elsewhere, by `heads_by_layer` and
+`one_head`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.containers import are_columns, column_names, columns_of, is_array, named_fields, plain, values
-from tlspectral.errors import BadHead, did_you_mean
+from tlspectral.errors import WHOLE_NUMBERS, BadHead, did_you_mean, kind_of, not_a, shown
 
 Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative numbers count from the end."""
 
 Heads = Any
-"""Heads: one `Head`, `"L5"` for all of a layer, a list, column or two-axis array of these, or a frame of any library
-with columns `layer` and `head`. Only a tuple or list of two numbers is one head; an array of them is refused."""
+"""Heads: one `Head`, `"L5"` for all heads of a layer, a list, column or two-axis array of heads, or a frame of any
+library with columns `layer` and `head`. A tuple or list of two numbers is one head; a one-axis array is refused."""
 
 HEAD_FORMS = (
     'a head is "L5H1", "5.1", (5, 1) or a table row with layer and head; heads are one of these, "L5" for all of a '
-    "layer, a list of them, or a DataFrame with layer and head as columns or index"
+    "layer, a list of heads, or a DataFrame with layer and head as columns or index"
 )
 _FIELDS = ("layer", "head")
 _NAME = re.compile(r"L?(-?\d+)[H.](-?\d+)", re.IGNORECASE)
@@ -35,14 +36,15 @@ _MLP = re.compile(r"L?(-?\d+)\.?MLP", re.IGNORECASE)
 
 
 def head_name(layer: int, head: int) -> str:
-    """Return the name of a head as tables print it: L12H0."""
+    """Return the name of a head as in tables: L12H0."""
     return f"L{layer}H{head}"
 
 
 def head_pair(head: Head) -> tuple[int, int]:
-    """Return layer and head of one head; negative numbers stay negative, as no model is asked.
+    """Return (layer, head) of one head. Negative numbers stay negative, because the model is not known here.
 
-    Raises BadHead for what names no head, and for a value with two readings.
+    `head`: "L5H1", "5.1", (5, 1), or a row with layer and head. Raises BadHead for anything else, and for a value with
+    two readings.
     """
     layer, index = _one_head(head)
     if index is None:
@@ -51,34 +53,35 @@ def head_pair(head: Head) -> tuple[int, int]:
 
 
 def head_pairs(heads: Heads) -> list[tuple[int, int]]:
-    """Return layer and head of each head, in their order, each once; negative numbers stay negative.
+    """Return (layer, head) of each head in the given order, without duplicates. Negative numbers stay negative.
 
-    Raises BadHead as `named_heads`, and for all heads of a layer, since no model says how many it has.
+    `heads`: one head ("L5H1", (5, 1), a table row), a list of heads, or a DataFrame with layer and head. Raises BadHead
+    for anything else, and for "L5" (all heads of a layer), because the number of heads is not known here.
     """
-    found = []
+    pairs = []
     for layer, head in named_heads(heads):
         if head is None:
             _refuse(f"L{layer}")
-        found.append((layer, head))
-    return found
+        pairs.append((layer, head))
+    return pairs
 
 
 def named_heads(heads: Heads) -> list[tuple[int, int | None]]:
-    """Return layer and head of each head, in their order, each once; head None for all heads of a layer.
+    """Return (layer, head) of each head in the given order, without duplicates; head None for a whole layer.
 
-    Every function that takes heads reads them here. Negative numbers stay negative. A frame is read by its columns
-    `layer` and `head`, never by iterating over it.
-
-    Raises BadHead for heads in none of the forms of `Heads`, and for a value with two readings, both of which it names.
+    Every function that takes heads reads them here. Negative numbers stay negative. `heads`: "L5H1", (5, 1), "L5", a
+    list of these, or a frame with columns `layer` and `head`. Raises BadHead for anything else, and for a value with
+    two readings, which the message names.
     """
     return list(dict.fromkeys(_read(heads)))
 
 
 def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
-    """Return layer and head of one head, from 0 on; negative numbers count from the end of a table's layers and heads.
+    """Return (layer, head) of one head, counted from 0; a negative number counts from the end.
 
-    `of` names the table in messages. Whether the table has the head is not asked. Raises BadHead as `head_pair`, and
-    for a count from the end of layers or heads of which the table lacks some.
+    `table`: a DataFrame with columns `layer` and `head`, whose numbers tell the end; it need not contain the head.
+    `of`: the table's name in messages. Raises BadHead if `head` is not one head, and for a negative number if the table
+    lacks some layers or heads.
     """
     layer, index = head_pair(head)
     if min(layer, index) < 0:
@@ -88,16 +91,17 @@ def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
 
 
 def from_end(index: int, n: int) -> int | None:
-    """Return an index from 0 on, of n things; a negative one counts from the end. None if there is no such thing."""
+    """Return `index` counted from 0 for n things; a negative index counts from the end. None if it is out of range."""
     return index % n if -n <= index < n else None
 
 
 def which_exist(index: int, n: int) -> str:
-    """Return the range of the indices of n things, for a message; from the end too, if such an index was given."""
+    """Return text for a message: the valid indices of n things, "0 to 11"; for a negative `index` also "-12 to -1"."""
     return f"0 to {n - 1}" + (f", or -{n} to -1 from the end" if index < 0 else "")
 
 
 def _read(heads: Any) -> list[tuple[int, int | None]]:
+    """Return (layer, head) of each head as `named_heads`, but keep duplicates."""
     given = _of_index(heads) if isinstance(heads, pd.DataFrame | pd.Series | pd.MultiIndex) else plain(heads)
     of_columns = isinstance(given, Mapping) and all(values(given.get(name)) is not None for name in _FIELDS)
     if of_columns or column_names(given) is not None:
@@ -111,15 +115,18 @@ def _read(heads: Any) -> list[tuple[int, int | None]]:
         _refuse(given)
     if not isinstance(given, list | tuple):
         _refuse_array(given, listed)
-    return [_one_head(one) for one in listed]
+    if isinstance(given, list | tuple) and kind_of(given) == WHOLE_NUMBERS:
+        _refuse(given)
+    return [_one_head(head) for head in listed]
 
 
 def _is_one(given: Any) -> bool:
-    """Return whether a value is a single head or layer: a name, a row, or a tuple or list of two whole numbers."""
+    """Return True if a value names one head or one layer: text, a table row, or two whole numbers."""
     return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
 def _one_head(given: Any) -> tuple[int, int | None]:
+    """Return (layer, head) of one head, or (layer, None) of a whole layer. Raises BadHead for anything else."""
     head = plain(given)
     if isinstance(head, str):
         if (match := _NAME.fullmatch(head.strip())) is not None:
@@ -136,7 +143,7 @@ def _one_head(given: Any) -> tuple[int, int | None]:
 
 
 def _two_numbers(given: Any) -> tuple[int, int] | None:
-    """Return the numbers of a plain tuple or list of two. A tuple with names for its entries is a row, or no head."""
+    """Return the two whole numbers of a plain tuple or list of length two; otherwise None, also for a named tuple."""
     if not (isinstance(given, list) or type(given) is tuple) or len(given) != 2:
         return None
     layer, head = map(whole_number, given)
@@ -144,9 +151,9 @@ def _two_numbers(given: Any) -> tuple[int, int] | None:
 
 
 def _row(given: Any) -> tuple[int, int] | None:
-    """Return layer and head of a table row: by these names, or of a Series whose name is both, as its index had them.
+    """Return (layer, head) of a table row by these field names, or by the name of a Series; otherwise None.
 
-    Raises BadHead for a row that a table of this package has for something else than a head.
+    Raises BadHead for a row that is not a head in tables of this package, such as the row of an MLP.
     """
     fields = named_fields(given)
     if fields is None:
@@ -156,7 +163,10 @@ def _row(given: Any) -> tuple[int, int] | None:
         if layer is None or head is None:
             return None
         if isinstance(given, Receiver) and (given.shared or given.input not in ("q", "k", "v")):
-            raise BadHead(f"{given.name} is not one head: an MLP, the logits, or keys and values that heads share")
+            raise BadHead(
+                f"{given.name} is not one head (it is an MLP, the logits, or keys or values that heads share): give a "
+                f"head such as L{max(given.layer, 0)}H0"
+            )
         if not isinstance(given, Receiver):
             _require_head_row(layer, head)
         return layer, head
@@ -164,17 +174,20 @@ def _row(given: Any) -> tuple[int, int] | None:
 
 
 def _require_head_row(layer: int, head: int) -> None:
-    """Refuse head -1 in a table row, which tables of this package have for an MLP, the embedding or a set of heads."""
+    """Raise BadHead if the numbers of a table row have head -1: tables write this for an MLP or another non-head."""
     if head < 0:
         raise BadHead(
             f"a table row with layer {layer} and head {head} has two readings: tables write -1 for what is not a head "
-            "(an MLP, the embedding, a set of heads), or it is a head counted from the end. Leave the row out for the "
-            f"first, write ({layer}, {head}) for the second"
+            "(an MLP, the embedding, a set of heads), and -1 also counts a head from the end. For the first leave the "
+            f"row out, for the second write ({layer}, {head})"
         )
 
 
 def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
-    """Return heads of pandas with layer and head as columns where they are levels of an index."""
+    """Return pandas objects with `layer` and `head` as columns, if these are levels of the index; otherwise unchanged.
+
+    Raises BadHead for a Series whose values name other heads than its index.
+    """
     index = given if isinstance(given, pd.MultiIndex) else given.index
     if not set(_FIELDS) <= set(index.names):
         return given
@@ -183,55 +196,68 @@ def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
     pairs = index.to_frame(index=False)[[*_FIELDS]]
     if isinstance(given, pd.Series) and len(given):
         listed = values(given) or []
-        if all(isinstance(one, str) and _NAME.fullmatch(one.strip()) for one in listed):
+        if all(isinstance(name, str) and _NAME.fullmatch(name.strip()) for name in listed):
             named, indexed = head_pairs(listed), head_pairs(pairs)
             if named != indexed:
                 raise BadHead(
-                    f"a Series has two readings: the heads of its values, {head_name(*named[0])} first, or those of "
-                    f"its index, {head_name(*indexed[0])} first. Write series.tolist() for the values, series.index "
+                    f"a Series has two readings: the heads in its values, {head_name(*named[0])} first, or the heads "
+                    f"in its index, {head_name(*indexed[0])} first. Write series.tolist() for the values, series.index "
                     "for the index"
                 )
     return pairs
 
 
 def _of_columns(given: Any) -> list[tuple[int, int | None]]:
-    """Return the heads of a frame of any library, or of a dictionary of columns, by its columns layer and head."""
+    """Return (layer, head) pairs from the columns `layer` and `head` of a frame of any library or a dict of columns.
+
+    Raises BadHead if a column is missing, or its entries are not heads.
+    """
     names = list(map(str, given)) if isinstance(given, Mapping) else column_names(given) or []
     if not set(_FIELDS) <= set(names):
-        raise BadHead(f"a {type(given).__name__} with columns {', '.join(names)} names no heads: {HEAD_FORMS}")
+        columns = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+        raise BadHead(f"a {type(given).__name__} with columns {columns[:100]} names no heads: {HEAD_FORMS}")
     try:
         rows = list(zip(*columns_of(given, _FIELDS), strict=True))
     except TypeError as error:
         raise BadHead(str(error)) from error
     except ValueError as error:
         raise BadHead(f"the columns layer and head have unequal lengths: {HEAD_FORMS}") from error
-    found: list[tuple[int, int | None]] = []
+    pairs: list[tuple[int, int | None]] = []
     for row in rows:
         pair = _two_numbers(row)
         if pair is None:
             _refuse(row)
         _require_head_row(*pair)
-        found.append(pair)
-    return found
+        pairs.append(pair)
+    return pairs
 
 
 def _of_table(index: int, column: pd.Series, head: Any, of: str) -> int:
+    """Return a layer or head counted from 0; a negative index counts from the end of the values in a table's `column`.
+
+    `head`: the head as the user gave it, and `of`: the table's name, for the message. Raises BadHead if the index is
+    negative and the column lacks some numbers.
+    """
     if index >= 0:
         return index
     known = {*map(int, column)}
-    found = from_end(index, len(known))
-    if found is None or known != {*range(len(known))}:
+    place = from_end(index, len(known))
+    if place is None or known != {*range(len(known))}:
         raise BadHead(
-            f"{head!r} counts from the end, and {of} does not hold all of these: count from 0 on, as its rows do"
+            f"{shown(head)} counts from the end, and {of} does not hold all layers and heads: count from 0, as its "
+            "rows do"
         )
-    return found
+    return place
 
 
 def _refuse_columns(given: Any) -> NoReturn:
-    """Refuse layers beside heads. Raises BadHead with both readings."""
-    columns = [values(one) or [] for one in given]
+    """Raise BadHead for an array of layers and an array of heads, (layers, heads), which has two readings.
+
+    `given`: the tuple or list of arrays. The message shows both readings.
+    """
+    columns = [values(column) or [] for column in given]
     first = second = ""
-    if len(columns) == 2 and all(whole_number(one) is not None for column in columns for one in column):
+    if len(columns) == 2 and all(whole_number(entry) is not None for column in columns for entry in column):
         pairs = [_two_numbers(list(pair)) for pair in zip(*columns, strict=False)]
         first = f" ({', '.join(head_name(*pair) for pair in pairs[:3] if pair)}{', ...' * (len(pairs) > 3)})"
         rows = [_two_numbers(row) for row in columns]
@@ -241,46 +267,48 @@ def _refuse_columns(given: Any) -> NoReturn:
         f"a {type(given).__name__} of {len(given)} {kind} has two readings: layers beside their heads{first}, as "
         f"np.where, np.unravel_index and torch.where return them, or a row of layer and head for each head{second}. "
         "Write list(zip(layers, heads)) or np.argwhere(...) for the first, a list of tuples for the second; found "
-        + _shown(given)
+        + shown(given)
     )
 
 
 def _refuse_array(given: Any, listed: list[Any]) -> None:
-    """Refuse an array, a column or a generator of numbers alone, which does not say what they are. Raises BadHead."""
-    shown = _shown(given)
-    flat = [one for row in listed for one in (row if isinstance(row, list) else [row])]
-    if any(isinstance(one, bool) for one in flat):
-        raise BadHead(f"{shown} is a mask and names no heads: write np.argwhere(mask), of [layers, heads]")
-    numbers = [whole_number(one) for one in listed]
+    """Raise BadHead for an array, column or generator that holds a mask, or numbers with one axis.
+
+    `listed`: its entries. An array [heads, 2] passes.
+    """
+    text = shown(given)
+    flat = [entry for row in listed for entry in (row if isinstance(row, list) else [row])]
+    if any(isinstance(entry, bool) for entry in flat):
+        raise BadHead(f"{text} is a mask and names no heads: write np.argwhere(mask), for a mask [layers, heads]")
+    numbers = [whole_number(entry) for entry in listed]
     if numbers and None not in numbers:
         layer, head = f"{numbers[0]}", f"{numbers[-1]}"
         heads = ", ".join(f"(layer, {number})" for number in numbers[:3]) + ", ..." * (len(numbers) > 3)
-        one = f"one head, L{layer}H{head}" if len(numbers) == 2 else "places in a flattened table of heads"
+        one_head = f"one head, L{layer}H{head}" if len(numbers) == 2 else "places in a flattened table of heads"
         write = (
             f'"L{layer}H{head}" or ({layer}, {head})'
             if len(numbers) == 2
             else "list(zip(*np.unravel_index(places, (n_layers, n_heads))))"
         )
         raise BadHead(
-            f"{shown} has two readings: {one}, or {len(numbers)} heads of one layer. Write {write} for the first, "
-            f"[{heads}] for the second"
+            f"{text} has two readings: {one_head}, or {len(numbers)} heads of one layer. Write {write} for the first, "
+            f"[{heads}] for the second" + "; token ids are prompts, not heads" * (len(numbers) > 2)
         )
     if listed and isinstance(listed[0], list) and getattr(given, "ndim", 0) >= 2 and len(listed[0]) != 2:
         raise BadHead(
             f"an array of heads has a row of layer and head for each, [heads, 2]; found shape {tuple(given.shape)}: "
-            "np.argwhere(...) returns such rows"
+            "np.argwhere(...) returns such rows; token ids are prompts, not heads"
         )
 
 
-def _shown(given: Any) -> str:
-    return " ".join(repr(given).split())[:200]
-
-
 class Receiver(NamedTuple):
-    """What an edge ends in: the queries of a head, keys or values, which several heads may share, an MLP or the logits.
+    """The end of an edge: queries, keys or values of a head, an MLP, or the logits.
 
-    `input` is q, k, v, mlp or logits. `head` counts key/value heads where `shared`, else query heads; it is -1 for an
-    MLP and for the logits. `layer` of the logits is the number of layers; -1 where no model has been asked.
+    Attributes:
+        layer: for the logits the number of layers, or -1 if the model is not known.
+        head: number of the query head, or of the key/value head if `shared`; -1 for an MLP and the logits.
+        input: "q", "k", "v", "mlp" or "logits".
+        shared: True for keys or values that several heads share.
     """
 
     layer: int
@@ -290,7 +318,7 @@ class Receiver(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in tables: L18H6.q, L18KV2.k where heads share it, L3MLP, or logits."""
+        """Name in tables: L18H6.q, L18KV2.k (shared by heads), L3MLP or logits."""
         if self.input in ("mlp", "logits"):
             return f"L{self.layer}MLP" if self.input == "mlp" else "logits"
         return f"L{self.layer}{'KV' if self.shared else 'H'}{self.head}.{self.input}"
@@ -302,43 +330,51 @@ Receivers = Any
 
 
 def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
-    """Return the queries, keys or values of heads as receivers, for `ablate(into=)` and `edge_effects`.
+    """Return names of the queries, keys or values of heads, for `into=` of `tls.ablate` and for `tls.edge_effects`.
 
     >>> import tlspectral as tls
     >>> tls.hooks.receivers(["L1H0", (1, 2)], "k")
     ['L1H0.k', 'L1H2.k']
 
     Args:
-        heads: as in `ablate`: "L5H1", (5, 1), a table row, a list of these, or a DataFrame with `layer` and `head`; not
-            "L5", as no model is given that says how many heads the layer has.
-        input: `"q"` (queries), `"k"` (keys) or `"v"` (values).
+        heads: "L5H1", (5, 1), a table row, a list of heads, or a DataFrame with `layer` and `head`. "L5" is refused,
+            because the number of heads is not known without a model.
+        input: "q" (queries), "k" (keys) or "v" (values).
 
     Returns:
-        A name for each head, in their order: `"L1H0.k"`. Heads that share keys or values keep their own names here;
-        where a model is given, such a name is an alias of the group's receiver, `"L1KV0.k"`.
+        List with a name per head in the given order, such as "L1H0.k". If heads share keys or values, a function with a
+            model reads this name as the shared receiver, "L1KV0.k".
 
     Raises:
-        BadHead: heads in none of the forms, or all heads of a layer.
+        BadHead: heads in none of these forms, or all heads of a layer. Whether a model has the heads is not checked
+            here.
         ValueError: another input.
     """
     if input not in ("q", "k", "v"):
-        raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {input!r}")
+        raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {shown(input)}")
     return [f"{head_name(*pair)}.{input}" for pair in head_pairs(heads)]
 
 
 def read_receivers(given: Receivers) -> list[Receiver]:
-    """Return receivers in their order, each once; of a frame its column `receiver`. Raises BadHead for none."""
+    """Return receivers (inputs of heads, MLPs, the logits) in the given order, without duplicates.
+
+    `given`: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list of these, or a frame with a column `receiver`. Raises
+    BadHead for anything else.
+    """
     given = plain(given)
     if column_names(given) is not None:
         given = named_column(given, "receiver", RECEIVER_FORMS)
     listed = [given] if isinstance(given, str | Receiver) else values(given)
     if listed is None:
-        raise BadHead(f"{_shown(given)} names no receivers: {RECEIVER_FORMS}{naming_nodes(given)}")
+        raise BadHead(f"{not_a(given, 'receivers')}: {RECEIVER_FORMS}{naming_nodes(given)}")
     return list(dict.fromkeys(map(_receiver, listed)))
 
 
 def named_column(frame: Any, name: str, forms: str) -> list[Any]:
-    """Return one column of a frame of any library. Raises BadHead, with the forms that do, for a frame without it."""
+    """Return the column `name` of a frame of any library as a list.
+
+    Raises BadHead if the frame has no such column; the message ends with `forms`, the forms that are allowed.
+    """
     if name not in (column_names(frame) or []):
         raise BadHead(f"a {type(frame).__name__} without a column {name} names no {name}s: {forms}")
     try:
@@ -348,16 +384,16 @@ def named_column(frame: Any, name: str, forms: str) -> list[Any]:
 
 
 def head_receiver(given: Head | Receiver) -> Receiver:
-    """Return the queries, keys or values of one head, of a head alone its keys.
+    """Return a receiver for the queries, keys or values of one head; a head such as "L5H1" gives its keys.
 
-    Raises BadHead for what names none, and for keys or values of a group.
+    Raises BadHead for anything else, and for keys or values that several heads share.
     """
     if not isinstance(given, Receiver) and not (isinstance(given, str) and given.strip()[-1:] in tuple("qkvQKV")):
         return Receiver(*head_pair(given), "k")
     [end] = read_receivers(given)
     if end.shared:
         raise BadHead(
-            f"{end.name} may be read by several heads, each with an operator of its own: name one of them, such as "
+            f"{end.name} is shared by several heads, each with its own operator: name one head, such as "
             f"L{end.layer}H0.{end.input}"
         )
     return end
@@ -370,6 +406,10 @@ RECEIVER_FORMS = (
 
 
 def _receiver(given: Any) -> Receiver:
+    """Return the receiver with one name, such as "L18H6.q" or "logits"; a `Receiver` is returned unchanged.
+
+    Raises BadHead for anything else.
+    """
     if isinstance(given, Receiver):
         return given
     if isinstance(given, str) and given.strip().lower() == "logits":
@@ -378,13 +418,13 @@ def _receiver(given: Any) -> Receiver:
         return Receiver(int(mlp[1]), -1, "mlp")
     match = _RECEIVER.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None or (match[2].upper() == "KV" and match[4].lower() == "q"):
-        raise BadHead(f"{repr(given)[:200]} names no receiver: {RECEIVER_FORMS}{naming_nodes(given)}")
+        raise BadHead(f"{not_a(given, 'a receiver')}: {RECEIVER_FORMS}{naming_nodes(given)}")
     input: Any = match[4].lower()
     return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
 
 
 def whole_number(value: Any) -> int | None:
-    """Return an integer of any library, or of a float that holds one (columns with NaN); None for anything else."""
+    """Return an integer of any library, or a float without fraction, as an int; None for anything else."""
     if isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) == "torch.bool":
         return None
     if isinstance(value, float | np.floating):
@@ -398,31 +438,37 @@ def whole_number(value: Any) -> int | None:
 
 
 def counted(value: Any, least: int, what: str) -> int:
-    """Return a number of things as an integer. Raises ValueError, with `what` it is, for none or too few."""
+    """Return `value` as an int.
+
+    Raises ValueError, which begins with `what`, unless it is a whole number from `least` up.
+    """
     if (number := whole_number(value)) is None or number < least:
-        raise ValueError(f"{what}, a whole number from {least} up; found {value!r}")
+        raise ValueError(f"{what}, a whole number from {least} up; found {shown(value)}")
     return number
 
 
 Symbol = Literal["M_S", "M_A", "Im(M_t)"]
-"""What is removed, by the symbol that "Fingerprint, Not Blueprint" has for it."""
+"""Symbols of parts in "Fingerprint, Not Blueprint"."""
 
 _PARTS: dict[str, str] = {"M_S": "symmetric", "M_A": "antisymmetric", "Im(M_t)": "rope_phase"}
 
 
 def chosen_part(part: str, known: Iterable[str]) -> Any:
-    """Return the name of a part that is given by name or by `Symbol`.
+    """Return the name of a part of a head, given by its name ("symmetric") or by its symbol in the papers ("M_S").
 
     Raises:
-        ValueError: it is none of the known ones; the message has the nearest of them.
+        ValueError: it is not one of the `known` names; the message gives the nearest.
     """
     known = list(known)
-    name = _PARTS.get(part, part) if isinstance(part, str) else part
+    name = _PARTS.get(part, part) if isinstance(part, str) else None
     if name in known:
         return name
-    symbols = [symbol for symbol, meant in _PARTS.items() if meant in known]
-    hint = did_you_mean(str(part), [*known, *symbols])
-    raise ValueError(f"part must be one of {', '.join(map(repr, [*known, *symbols]))}; not {part!r}{hint}")
+    symbols = [symbol for symbol, named in _PARTS.items() if named in known]
+    forms = f"part must be one of {', '.join(map(repr, [*known, *symbols]))}"
+    if kind_of(part) not in ("", "a part"):
+        raise ValueError(f"{not_a(part, 'a part')}: {forms}, or a value of tls.parts")
+    hint = did_you_mean(part, [*known, *symbols]) if isinstance(part, str) else ""
+    raise ValueError(f"{forms}; not {shown(part)}{hint}")
 
 
 _NODES = {
@@ -432,25 +478,27 @@ _NODES = {
 
 
 def naming_nodes(given: Any) -> str:
-    """Return the end of a message with the names of TransformerLens' node, or edge of nodes; empty for anything else.
+    """Return the end of a message with our names for a node or edge of TransformerLens; "" for anything else.
 
-    It is the largest or the first of several edges or nodes, such as an AttributionResult holds.
+    For several nodes or edges it names the first, for an AttributionResult the one with the largest score.
     """
     if hasattr(given, "node_scores") and (scores := given.edge_scores or given.node_scores) is not None:
-        largest = naming_nodes(max(scores, key=lambda one: abs(scores[one]))) if scores else ""
+        largest = naming_nodes(max(scores, key=lambda node: abs(scores[node]))) if scores else ""
         held = "edges" if given.edge_scores else "nodes alone"
         return f"; an {type(given).__name__} of TransformerLens has {held}{largest.replace(';', ',', 1)}"
     ends = [*given][:2] if isinstance(given, list | tuple | dict) else [given]
     if ends and isinstance(ends[0], list | tuple):
         return naming_nodes(ends[0])
-    known = (one for one in ends if hasattr(one, "position") and getattr(one, "kind", None) in _NODES)
-    names = [_NODES[one.kind].format(layer=one.layer, head=one.head) for one in known]
-    shown = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
-    return f"; of TransformerLens' nodes, which are at one position each, give the names: {shown}" if names else ""
+    known = (end for end in ends if hasattr(end, "position") and getattr(end, "kind", None) in _NODES)
+    names = [_NODES[node.kind].format(layer=node.layer, head=node.head) for node in known]
+    listed = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
+    return (
+        f"; instead of TransformerLens' nodes, which have one position each, give the names: {listed}" if names else ""
+    )
 
 
 def _refuse(given: Any) -> NoReturn:
-    """Raise BadHead for what names no head."""
+    """Raise BadHead for a value that is not a head. The message says what the value is, if that is recognised."""
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
-    raise BadHead(f"{_shown(given)} names no head: {HEAD_FORMS}{naming_nodes(given)}")
+    raise BadHead(f"{not_a(given, 'a head')}: {HEAD_FORMS}{naming_nodes(given)}")

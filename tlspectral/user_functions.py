@@ -1,41 +1,92 @@
-"""Functions that users pass in, such as parts, patterns, metrics and encoders: their arguments and their results.
+"""Call functions that users pass in, such as parts, patterns, metrics and encoders, and check their results.
 
-The caller gives such a function copies, so that it may write into them. Its result is checked here, is never written to
-and is not kept: a function may return the same tensor at every call.
+Such a function gets copies, so it may write into its arguments. Its result is checked, never written to and not kept,
+because a function may return the same tensor at every call. Errors name the function and what it should return.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+_OWN = ("tlspectral", "tlspectral_studies")  # errors of functions of this project need no further name
+
 
 def require_call(function: Callable[..., Any], arguments: Sequence[str], what: str) -> None:
-    """Raise TypeError if a function cannot be called with these arguments, given by place.
+    """Raise TypeError if a user's function cannot be called with a given number of positional arguments.
 
     Args:
         function: the user's function.
-        arguments: a name for each argument, for the message.
-        what: the function, for the message, such as "metric".
+        arguments: a name for each argument, for the message; their number is checked.
+        what: the role of the function, for the message, such as "metric".
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # functions written in C may not say what they take
+    except (TypeError, ValueError):  # functions written in C may not have a signature
         return
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        name = getattr(function, "__name__", type(function).__name__)
         *first, last = arguments or ["no arguments"]
         named = f"{', '.join(first)} and {last}" if first else last
-        order = ", which it is given in this order" if first else ""
-        raise TypeError(f"{what} is a function of {named}{order}; found {name}{signature}") from error
+        order = ", in this order" if first else ""
+        name, parameters = function_name(function), " ".join(str(signature).split())[:100]
+        raise TypeError(f"{what} is a function of {named}{order}; found {name}{parameters}") from error
+
+
+def function_name(function: Any) -> str:
+    """Return the name of a user's function for messages: "Class.method" for a method, the class for an object."""
+    inner = getattr(function, "func", None)  # functools.partial
+    if inner is not None and not hasattr(function, "__name__"):
+        return function_name(inner)
+    name, owner = getattr(function, "__name__", None), getattr(function, "__self__", None)
+    if name is None:
+        return type(function).__name__
+    return name if owner is None or inspect.ismodule(owner) else f"{type(owner).__name__}.{name}"
+
+
+def call_users(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, returns: str) -> Any:
+    """Call a user's function and return its result; if it raises, raise an error that names the function.
+
+    Args:
+        function: the user's function.
+        arguments: its arguments by name, in the order in which they are passed. The names are for the message.
+        what: the function in messages, such as "the metric my_metric".
+        returns: what it should return, such as "a tensor of real numbers of shape (3,)".
+
+    Raises:
+        ValueError: the function raised a RuntimeError or IndexError, as torch does.
+        Exception: another error of the function, with its own class. A lack of memory passes unchanged.
+    """
+    if str(getattr(function, "__module__", "")).partition(".")[0] in _OWN:
+        return function(*arguments.values())
+    try:
+        return function(*arguments.values())
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        given = ", ".join(f"{name} {_size(value)}" for name, value in arguments.items())
+        reason = " ".join(str(error).split())[:200]
+        message = f"{what} raised {type(error).__name__}: {reason}. It got {given}, and should return {returns}"
+        if isinstance(error, RuntimeError | IndexError):
+            raise ValueError(message) from error
+        try:
+            named = type(error)(message)
+        except Exception:  # a class of the user with other arguments
+            named = ValueError(message)
+        raise named from error
+
+
+def _size(value: Any) -> str:
+    """Return text about an argument for a message: "of shape (2, 3)", or its type in brackets."""
+    shape = getattr(value, "shape", None)
+    return f"of shape {tuple(shape)}" if isinstance(shape, tuple) else f"({type(value).__name__})"
 
 
 def real_tensor(values: Any) -> TypeGuard[Tensor]:
-    """Return whether a value is a dense tensor of real numbers that holds its numbers, on any device."""
+    """Return True for a dense tensor of real numbers (also bool and integers) on any device except meta."""
     return (
         isinstance(values, Tensor)
         and values.layout is torch.strided
@@ -48,15 +99,14 @@ def real_tensor(values: Any) -> TypeGuard[Tensor]:
 def returned_tensor(
     values: Any, shape: tuple[int, ...], said: str, *, kind: str = "real numbers", like: Tensor | None = None
 ) -> Tensor:
-    """Return the result of a user's function as a tensor, and raise unless its shape is exactly `shape`.
+    """Return the result of a user's function after checking type, shape and device.
 
     Args:
-        values: what the function returned.
-        shape: the shape that it has to have.
-        said: beginning of the message: the function and what it returns.
-        kind: "real numbers" (whole numbers and True and False among them), "floating-point numbers" or "True and
-            False".
-        like: a tensor on the device that the result has to be on; floating-point numbers get its type. None: any.
+        values: the result.
+        shape: the shape that it must have.
+        said: beginning of the message: the function and what it should return.
+        kind: "real numbers" (also whole numbers, True and False), "floating-point numbers" or "True and False".
+        like: a tensor on the required device; a floating-point result is converted to its dtype. None: any device.
 
     Raises:
         ValueError: another type, dtype, shape or device.
@@ -78,7 +128,7 @@ def returned_tensor(
 
 
 def not_finite(values: Tensor) -> Tensor | None:
-    """Return where a tensor is NaN or infinite, as a mask of its shape; None if all its numbers are finite."""
+    """Return a boolean mask, True at NaN and infinite numbers of a tensor; None if all numbers are finite."""
     values = values.detach()
     if not values.is_floating_point() or bool(values.sum().isfinite()):  # one pass, and no mask in memory
         return None
@@ -87,7 +137,7 @@ def not_finite(values: Tensor) -> Tensor | None:
 
 
 def result_described(values: Any) -> str:
-    """Return type and shape of a result, for a message."""
+    """Return type and shape of a function's result as text for a message."""
     if not isinstance(values, Tensor):
         shape, kind = getattr(values, "shape", None), type(values).__name__
         return kind if shape is None else f"shape {tuple(shape)} of {kind}"

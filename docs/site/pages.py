@@ -5,6 +5,7 @@ of date.
 """
 
 import csv
+import html
 import re
 import sys
 from collections import Counter
@@ -58,10 +59,25 @@ ON_THE_SITE = {
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead links of the pages to the generated pages."""
+    """Lead links to their generated pages, and put a table with a filter in place of `<!-- filter FILE.csv -->`."""
     for file, page in ON_THE_SITE.items():
         markdown = re.sub(rf"\]\({re.escape(file)}(?=[#)])", f"]({page}", markdown)
-    return markdown
+    return re.sub(r"<!-- filter (\S+\.csv) -->", lambda match: filtered_table(ROOT / "docs" / match[1]), markdown)
+
+
+def filtered_table(path: Path) -> str:
+    """Return a CSV file as an HTML table below a field that hides the rows without its words and another verdict."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in rows[0])
+    body = "\n".join(
+        f'<tr data-verdict="{html.escape(row["verdict"])}">'
+        + "".join(f"<td>{html.escape(text)}</td>" for text in row.values())
+        + "</tr>"
+        for row in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+    return (ROOT / "docs/site/filter.html").read_text(encoding="utf-8").replace("$TABLE", table)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -286,8 +286,8 @@ def test_pairs_in_every_form(frequencies):
     [
         ([1, 0, 1, 0], r"two readings: the pairs 0 and 1, or a mask of 4 pairs"),
         (torch.tensor([1, 0, 1, 0]), r"two readings: the pairs 0 and 1, or a mask of 4 pairs"),
-        (torch.where(torch.eye(4) > 0), r"may be heads beside their pairs"),
-        ((torch.eye(4) > 0).nonzero(), r"may be heads beside their pairs"),
+        (torch.where(torch.eye(4) > 0), r"may be heads beside their pairs, as torch.where"),
+        ((torch.eye(4) > 0).nonzero(), r"may be heads beside their pairs, as torch.where"),
     ],
 )
 def test_pairs_with_two_readings_are_refused(frequencies, said):

@@ -99,7 +99,9 @@ def test_positions_are_numbers_or_columns_of_the_csv(folder, tmp_path):
     assert re.search(r"^ *name +position +value +delta ", done.stdout, flags=re.MULTILINE)
     # Without prompts they are numbers: the loss of induction, the part removed at one token.
     assert [row["position"] for row in rows("tiny-rope", "--heads", "L1H0", "--at", "-1")] == [-1]
-    assert "is no position of this task, which names none" in refused("tiny-rope", "--heads", "L1H0", "--at", "S2")
+    assert "is not a named position, the task names no positions" in refused(
+        "tiny-rope", "--heads", "L1H0", "--at", "S2"
+    )
 
 
 def test_every_head_is_swept_and_summarised(folder, tmp_path):
@@ -122,24 +124,24 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give heads, or a TABLE whose strongest heads are meant"),
+        ((), "no heads are given: give --heads, or a TABLE"),
         (("--heads", "L5K1"), "'L5K1' names no head"),
         (("--heads", "L5,L5K1"), "'L5K1' names no head"),
         (("--heads", "L5H1", "--part", "symetric"), "did you mean 'symmetric'?"),
         (("--heads", "L5H1", "--part", "content"), "Content has settings: give tls.parts.Content(prompt)"),
         (("--heads", "L5H1", "--task", "langage"), "did you mean 'language'?"),
         (("--heads", "L5H1", "--control", "mean"), "'mean' is none of random"),
-        (("--heads", "L5H1", "--draws", "19"), "--draws: is of --control random: give that too"),
-        (("--heads", "L5H1", "-o", "sweep.tsv"), "sweep.tsv: a table is a .parquet or .csv file"),
+        (("--heads", "L5H1", "--draws", "19"), "--draws: needs --control random"),
+        (("--heads", "L5H1", "-o", "sweep.tsv"), "sweep.tsv: tables are .parquet or .csv files"),
         (("--heads", "L5H1", "--prompts", "none.txt"), "none.txt does not exist: check the name"),
         (("none.parquet",), "none.parquet does not exist"),
-        (("--heads", "L5H1", "--prompts", "CELLS", "--task", "induction"), "give one of --task and --prompts"),
+        (("--heads", "L5H1", "--prompts", "CELLS", "--task", "induction"), "--prompts is a task of its own"),
         (("--heads", "L5H1", "--prompts", "CELLS"), "row 2: wrong is empty"),
         (
             ("--heads", "L5H1", "--prompts", "WHOLE", "--at", "S2"),
             "has no column S2: give a table of a row per prompt, with the columns prompt",
         ),
-        (("--heads", "L5H1", "--prompts", "PLACES", "--at", "S2"), "S2 is the number of a token in each prompt; found"),
+        (("--heads", "L5H1", "--prompts", "PLACES", "--at", "S2"), "column S2 has 'b'; give the number of a token"),
         (
             ("--heads", "L5H1", "--prompts", "NOTHING"),
             "has no column prompt, correct, wrong: give a table of a row per prompt",
@@ -150,12 +152,15 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         ),
         (
             ("--heads", "L5H1", "--prompts", "MISSPELT"),
-            "has a column 'counterfactuals', which is not used; did you mean 'counterfactual'?",
+            "has a column 'counterfactuals', which has no meaning here; did you mean 'counterfactual'?",
         ),
-        (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
-        (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),
-        (("--heads", "L5H1", "--prompts", "WIDE"), "is no text in UTF-8: found UTF-16; expected a text file"),
-        (("--heads", "L5H1", "--prompts", "BINARY"), "is no text in UTF-8: found byte 0x93 at position 1; expected"),
+        (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV (No columns to parse from file): write"),
+        (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1): write a first line"),
+        (("--heads", "L5H1", "--prompts", "WIDE"), "is not a text file in UTF-8: found UTF-16; save it as"),
+        (
+            ("--heads", "L5H1", "--prompts", "BINARY"),
+            "is not a text file in UTF-8: found byte 0x93 at position 1; save",
+        ),
     ],
 )
 def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, monkeypatch, arguments, said):

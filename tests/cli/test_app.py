@@ -231,15 +231,18 @@ def test_format_prints_the_table_and_nothing_else(library, form):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("analyze", "tiny", "-o", "heads.xlsx"), "heads.xlsx: a table is a .parquet or .csv file"),
-        (("analyze", "tiny", "-o", "heads"), "heads: a table is a .parquet or .csv file: give -o such a name"),
+        (("analyze", "tiny", "-o", "heads.xlsx"), "heads.xlsx: tables are .parquet or .csv files"),
+        (("analyze", "tiny", "-o", "heads"), "heads: tables are .parquet or .csv files: give -o a name"),
         (("analyze", "tiny", "-o", "FOLDER"), "is a folder: give -o a file name in it"),
         (("analyze", "tiny", "--heads", "first"), "'first' names no head"),
         (("analyze", "tiny", "--dtype", "float46"), "did you mean 'float64'?"),
         (("analyze", "a", "b"), "several models need a folder for their dataset"),
-        (("analyze", "a", "b", "-o", "out", "--heads", "L3"), "is for one model"),
-        (("analyze", "a", "b", "-o", "out", "--format", "csv"), "several are written to -o"),
-        (("analyze", "a", "b", "-o", "out", "--no-detectors", "--folder", "d"), "several keep theirs in -o"),
+        (("analyze", "a", "b", "-o", "out", "--heads", "L3"), "works for one model"),
+        (("analyze", "a", "b", "-o", "out", "--format", "csv"), "several models are written to -o"),
+        (
+            ("analyze", "a", "b", "-o", "out", "--no-detectors", "--folder", "d"),
+            "with several models, -o keeps",
+        ),
         (("verify", "tiny", "--dtype", "float46"), "did you mean 'float64'?"),
         (("verify", "tiny", "--device", "gpu"), "'gpu' is none of cpu, cuda, mps and xpu"),
         (("verify", "tiny", "--format", "xml"), "'xml' is none of json, csv"),

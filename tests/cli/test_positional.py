@@ -109,16 +109,16 @@ def test_prompts_come_from_a_file(tmp_path):
     assert "swaps per_query by prompt" in done.output
     (tmp_path / "printed.jsonl").write_text(run("positional", "--example").stdout, encoding="utf-8")
     assert PromptFile(str(tmp_path / "printed.jsonl")).n_blocks == 3
-    assert "--pairs is for a task by name" in refusal("positional", "any", *options, "--pairs", 4)
+    assert "--pairs works with --task" in refusal("positional", "any", *options, "--pairs", 4)
 
 
 @pytest.mark.usefixtures("llama")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--template", "gpt-5"], "'gpt-5' is no template"),
-        (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
-        (["--swaps", "some"], "or pairs of block indices; not 'some'"),
+        (["--template", "gpt-5"], "'gpt-5' is not a ready task"),
+        (["--task", "haystack"], "not a ready task: give 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
+        (["--swaps", "some"], "swaps='some' is not known: give 'kept', 'all'"),
         (["--pairs", "60"], "and the model's context is "),
     ],
 )

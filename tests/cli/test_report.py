@@ -84,11 +84,11 @@ def test_a_table_that_is_given_is_shown_and_not_measured(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["heads.parquet", "-o", "page.html", "--seed", "1"], "--seed is for a model, and heads.parquet is a table"),
-        (["heads.parquet", "-o", "page.html", "--device", "cpu"], "--device is for a model"),
-        (["heads.parquet", "-o", "page.html", "--prompt", "a b"], "--prompt is for a model"),
-        (["heads.parquet", "-o", "page.html", "--no-removal"], "--no-removal is for a model"),
-        (["tiny-rope", "-o", "FOLDER", "--control", "--wall", "x.parquet"], "--wall gives one"),
+        (["heads.parquet", "-o", "page.html", "--seed", "1"], "--seed works for a model, but heads.parquet is a table"),
+        (["heads.parquet", "-o", "page.html", "--device", "cpu"], "--device works for a model"),
+        (["heads.parquet", "-o", "page.html", "--prompt", "a b"], "--prompt works for a model"),
+        (["heads.parquet", "-o", "page.html", "--no-removal"], "--no-removal works for a model"),
+        (["tiny-rope", "-o", "FOLDER", "--control", "--wall", "x.parquet"], "--wall gives a measured one"),
         (["tiny-rope", "-o", "FOLDER", "--prompt", "a b"], "this model has no tokenizer"),
         (["tiny-rope", "-o", "FOLDER", "--task", "none.csv"], "none.csv does not exist"),
         (["tiny-rope", "-o", "page.html"], "give -o a folder's name"),

@@ -347,7 +347,10 @@ def tables_are_those_of_the_cpu(row):
 
 @asked(lambda row: row.name in ("llama", "gptj"))
 def sweeps_are_those_of_the_cpu(row):
-    drawn, text = repeated_sequences(attention_view(row.on_cpu), 3, 6, seed=1), zoo.prompt(3, 12)
+    drawn, text = (
+        repeated_sequences(attention_view(row.on_cpu), n_sequences=3, segment_length=6, seed=1),
+        zoo.prompt(3, 12),
+    )
     text[0, :4] = 0
     mask = (text != 0).long()
     heads = [(0, 1), (1, 0), (1, 3)]

@@ -39,7 +39,7 @@ def plain_losses(row, tokens, first):
 
 @asked(every=3)
 def losses_are_those_of_the_second_copy_and_of_every_next_token(row):
-    tokens = repeated_sequences(row.view, 7, 10, seed=0)
+    tokens = repeated_sequences(row.view, n_sequences=7, segment_length=10, seed=0)
     found = induction_loss(row.model, **SMALL)
     # Measured: 4e-7, float32 log-softmax; a position more or less moves a loss by 0.1.
     np.testing.assert_allclose(found.per_sequence, plain_losses(row, tokens, 11), rtol=0, atol=1e-5)

@@ -105,7 +105,7 @@ def test_behaviour_is_compared_where_both_ran_the_same_detectors():
     for detectors, said in (({**heads.attrs["detectors"], "segment_length": 16}, "' segment_length is .* and 16"),
                             ({**heads.attrs["detectors"], "max_se": None}, "' max_se is 0.02 in a and None"),
                             (None, " is .* in a and None")):  # fmt: skip
-        with pytest.raises(ValueError, match=f"other settings: detectors{said} in b"):
+        with pytest.raises(ValueError, match=f"different settings: detectors{said} in b"):
             compare_heads(heads, with_attrs(heads, detectors=detectors))
 
 
@@ -136,12 +136,12 @@ def renamed(heads):
     [
         (lambda a: a.assign(layer=a["layer"] + 2), r"no head in common: .* \[0, 1\] and .* \[2, 3\]"),
         (lambda a: a.drop(columns="henrici"), r"table b has no column henrici: .* analyze_heads"),
-        (lambda a: a.assign(layer=0, head=0), r"table b has some head twice"),
+        (lambda a: a.assign(layer=0, head=0), r"table b has a head twice"),
         (lambda a: a.assign(kv_head=0), r"differ in architecture: kv_head of L0H2 is 1 and 0"),
         (lambda a: a.assign(rotary_fraction=np.nan), r"rotary_fraction of L0H0 is 1.0 and nan"),
-        (lambda a: with_attrs(a, seed=3), r"other settings: seed is 0 in a and 3 in b"),
+        (lambda a: with_attrs(a, seed=3), r"different settings: seed is 0 in a and 3 in b"),
         (lambda a: with_attrs(a, null_draws=300), r"null_draws is 10 in a and 300 in b"),
-        (lambda a: renamed(a), r"table b does not say its model, seed, .*read_table"),
+        (lambda a: renamed(a), r"table b has no model, seed, .*read_table"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(base, other, words):
@@ -204,7 +204,7 @@ def test_a_table_and_a_model_are_refused_and_names_of_files(base, models):
         with pytest.raises(TypeError, match=f"takes two models or two tables: {said}. Give both models, or .*analyze"):
             compare_heads(*pair)
     for pair, which in ((("heads.parquet", base), "a"), ((models[0], "heads.csv"), "b")):
-        with pytest.raises(TypeError, match=rf"{which} is the name of a file of a table: give .*read_table\('heads"):
+        with pytest.raises(TypeError, match=rf"{which} is the file name of a table: give .*read_table\('heads"):
             compare_heads(*pair)
     with pytest.raises(TypeError, match="neither a TransformerBridge nor"):
         compare_heads(models[0], {"layer": 1})

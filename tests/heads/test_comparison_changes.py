@@ -199,7 +199,7 @@ def test_a_layer_whose_weights_differ_is_named_where_no_head_of_it_is_ranked(tmp
     assert "0 of 6 heads" not in done.stdout
     with pytest.warns(UserWarning, match="the weights of layers 0, 1 differ"):
         done = run("compare", tmp_path / "a.parquet", tmp_path / "c.parquet")
-    assert "No layer is equal: of two trainings, heads" in done.stdout
+    assert "No layer is equal. If these are two trainings, heads" in done.stdout
     done = run("compare", tmp_path / "a.parquet", tmp_path / "a.parquet")
     assert "weights of attention are equal in layers 0, 1\n" in done.stdout
 

@@ -285,7 +285,7 @@ PROMPTS = zoo.prompt(4, 20)
     ("name", "head", "given", "error", "words"),
     [
         ("llama", (0, 0), {"kind": "vo"}, ValueError, "kind must be 'qk' or 'ov', not 'vo'"),
-        ("llama", (0, 0), {"draws": 0}, ValueError, "n_directions, n_words and draws are 1 or more"),
+        ("llama", (0, 0), {"draws": 0}, ValueError, "draws=0: give numbers of 1 or more"),
         ("llama", (0, 0), {"kind": "ov", "task": contrast_task(PROMPTS, (3, 1))}, ValueError, 'kind="qk"'),
         ("llama", (0, 0), {"task": contrast_task(PROMPTS, None)}, ValueError, "no attention="),
         ("llama", (0, 0), {"task": contrast_task(PROMPTS, (0, 0))}, ValueError, "query at 0 sees no other key"),

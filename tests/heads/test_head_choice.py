@@ -62,7 +62,7 @@ def test_only_the_files_of_their_layers_are_fetched(hub, tmp_path):
     [
         ([(0, 4)], "L0H4 does not exist: layer 0 has heads 0 to 3"),
         ([(2, 0)], "L2H0 does not exist: the model has layers 0 to 1"),
-        ([], "chooses none"),
+        ([], "heads= is empty"),
         ("L2", "L2 does not exist: the model has layers 0 to 1"),
         (["L0", "L-3"], "L-3 does not exist: the model has layers 0 to 1"),
     ],

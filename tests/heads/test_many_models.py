@@ -145,7 +145,7 @@ def test_what_no_model_can_have_is_refused_before_a_folder_is_made(models, tmp_p
     with pytest.raises(ValueError, match="null_draws is how many draws"):
         analyze(models, tmp_path / "new", null_draws=1)
     for name in ("heads.parquet", "heads.csv", "heads.CSV"):
-        with pytest.raises(ValueError, match="is a file, and several models make a dataset"):
+        with pytest.raises(ValueError, match="is the name of a file, but several models"):
             analyze(models, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -171,9 +171,9 @@ def test_a_list_is_read_in_its_place(tmp_path):
     with pytest.raises(ValueError, match=r"neither a \.gguf file nor a text file that lists models"):
         listed_models([file])
     file.write_text("# none\n")
-    with pytest.raises(ValueError, match="no models are listed in"):
+    with pytest.raises(ValueError, match="lists no models"):
         listed_models([file])
-    with pytest.raises(ValueError, match="found an object of type int among the models"):
+    with pytest.raises(ValueError, match="models= has an object of type int"):
         listed_models([3])
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     assert not any(map(is_model_list, [tmp_path, tmp_path / "m.gguf", "gpt2"]))

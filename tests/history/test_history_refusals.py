@@ -58,26 +58,29 @@ def test_a_loader_that_takes_an_argument_is_refused_before_anything_is_loaded():
 REFUSED = {
     ValueError: {
         # Labels.
-        "none": (lambda: history([]), "no checkpoints"),
+        "none": (lambda: history([]), "checkpoints= is empty"),
         "a step twice": (lambda: steps(0, 2, 2), "step 2 comes twice"),
         "a step that falls": (lambda: steps(0, 4, 2), "step 2 comes after step 4"),
         "a generator of falling steps": (
             lambda: history((step, zoo.shared("bridge", "llama")) for step in (2, 1)),
             "step 1 comes after step 2",
         ),
-        "a negative step": (lambda: steps(0, -1), "-1 is no training step"),
-        "half a step": (lambda: steps(0.5), "0.5 is no training step"),
-        "a flag": (lambda: steps(True), "True is no training step"),
-        "a number as text": (lambda: steps("8"), "'8' is no training step: give whole numbers .* or names"),
+        "a negative step": (lambda: steps(0, -1), "-1 is not a training step"),
+        "half a step": (lambda: steps(0.5), "0.5 is not a training step"),
+        "a flag": (lambda: steps(True), "True is not a training step"),
+        "a number as text": (lambda: steps("8"), "'8' is not a training step: give whole numbers .* or a name"),
         "a name twice": (lambda: history(["a", "a"]), "'a' comes twice: give .label, checkpoint. pairs"),
         "a step in two folders": (lambda: history(["run/step8", "other/step8"]), "step 8 comes twice"),
-        "a name and a step": (lambda: history(["run/step8", "run/final"]), "'run/final' is a name and 8 a training"),
+        "a name and a step": (
+            lambda: history(["run/step8", "run/final"]),
+            "'run/final' is a name, but 8 is a training",
+        ),
         # Models.
-        "no model": (lambda: history([(5, 3)]), "step 5: .*neither a model nor its name"),
+        "no model": (lambda: history([(5, 3)]), "step 5: found int; give a model, its name"),
         "a function of no model": (lambda: history([(5, lambda: 3)]), "step 5: .*neither a TransformerBridge"),
         "another width": (
             lambda: history([(0, zoo.shared("bridge", "llama")), (1, tls.load_model("tiny-rope"))]),
-            "step 1 is of another architecture than step 0: d_model 64, there 48",
+            "step 1 has another architecture than step 0: d_model 64, there 48",
         ),
         "other kind of positions": (
             lambda: history([(0, tls.load_model("tiny-rope")), (1, tls.load_model("tiny-ape"))]),
@@ -85,7 +88,7 @@ REFUSED = {
         ),
         "another architecture in files": (
             lambda: history(folder("step0:llama", "step1:gpt2")),
-            "step 1 is of another architecture than step 0: ",
+            "step 1 has another architecture than step 0: ",
         ),
         "a source above its target": (
             lambda: history([(0, refuse)], pairs=[((1, 0), (1, 1))]),
@@ -93,7 +96,7 @@ REFUSED = {
         ),
         "a track without detectors": (lambda: of_llama().track(), "detectors were not run"),
         # Names and folders.
-        "steps nobody knows": (lambda: history("maker/model"), "which training steps of maker/model there are"),
+        "steps nobody knows": (lambda: history("maker/model"), "the training steps of maker/model are not known"),
         "names of steps nobody knows": (
             lambda: suite_checkpoints("maker/model", [0]),
             "how maker/model names its training st",
@@ -108,13 +111,13 @@ REFUSED = {
         "a training that kept no steps": (lambda: training_checkpoints(run_without_checkpoints()), "keep_steps"),
     },
     TypeError: {
-        "steps alone": (lambda: history([0]), "found int among the checkpoints: give names, folders, models"),
+        "steps alone": (lambda: history([0]), "an object of type int: give names, folders, models"),
         "the name of a task": (
             lambda: of_llama(blocks="copying"),
-            "one tls.positional.BlockPrompt.*'copying': call",
+            "one tls.positional.BlockPrompt.*'copying'. For tasks",
         ),
-        "several prompts": (lambda: of_llama(blocks=[]), "one tls.positional.BlockPrompt.*; found list: call"),
-        "a function alone": (lambda: history([lambda: None]), "found function among the checkpoints"),
+        "several prompts": (lambda: of_llama(blocks=[]), "one tls.positional.BlockPrompt.*; found list. For tasks"),
+        "a function alone": (lambda: history([lambda: None]), "an object of type function"),
     },
     FileNotFoundError: {
         "a path to nowhere": (lambda: history(["/nowhere/step5"]), "no folder or file /nowhere/step5"),
@@ -128,11 +131,11 @@ REFUSED = {
         "an encoder": (lambda: history(folder("step3:bert")), "^step 3: .*not read layer by layer"),
     },
     BadHead: {
-        "a track of no head": (lambda: of_llama().track((1, 7)), "no head 7 in layer 1"),
+        "a track of no head": (lambda: of_llama().track((1, 7)), "L1H7 does not exist"),
         "no sender": (lambda: of_llama(pairs=[((0, 5), (1, 0))]), "L0H5 does not exist"),
         "senders beside receivers": (
             lambda: of_llama(pairs=([(0, 0), (1, 1)], [(1, 2), (2, 3)])),
-            "two readings: senders beside",
+            "two readings: .senders, receivers",
         ),
         "no receiver": (lambda: of_llama(pairs=[((0, 0), (1, 5))]), "does not exist"),
         "no layer": (lambda: of_llama(pairs=[((0, 0), (2, 0))]), "does not exist"),
@@ -162,7 +165,7 @@ def test_a_history_that_cannot_be_is_refused(error, call, said):
 )
 def test_an_index_of_a_history_is_refused_with_the_table_that_has_it(key, said):
     tables = [pd.DataFrame(columns=names) for names in (["step", "prev"], ["step"], [])]
-    with pytest.raises(TypeError, match=f"holds several tables and is none itself: {said}"):
+    with pytest.raises(TypeError, match=f"has several tables and is not a table itself: {said}"):
         HeadHistory(*tables)[key]
 
 
@@ -172,5 +175,7 @@ def test_pairs_and_tracks_count_from_the_end():
     ends = made.composition[["sender_layer", "sender_head", "receiver_layer", "receiver_head"]]
     assert ends.to_numpy().tolist() == [[0, 3, 1, 0]] * 2
     assert made.track((-1, -1)).equals(made.track("L1H3"))
-    with pytest.raises(ValueError, match="cannot compose: its sender has to be in an earlier layer"):
+    with pytest.raises(
+        ValueError, match=r"cannot compose: give .sender, receiver. with the sender in an earlier layer"
+    ):
         of_llama(pairs=[((-1, 0), (1, 0))])

@@ -111,7 +111,7 @@ def test_the_simulated_null_is_that_of_real_random_heads():
 def test_losses_of_the_copies_are_those_of_a_whole_pass(length):
     """Against a whole forward pass and FP's slices: nll[65:128) minus nll[1:64) for a segment of 64."""
     model = native(d_vocab=70, n_ctx=129)
-    tokens = repeated_sequences(attention_view(model), 6, length, seed=1)
+    tokens = repeated_sequences(attention_view(model), n_sequences=6, segment_length=length, seed=1)
     with torch.no_grad():
         logits = model(tokens, return_type="logits").double()
     nll = -logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1).numpy()

@@ -204,9 +204,9 @@ def test_a_stored_step_is_used_only_for_the_files_it_came_from(suite, tmp_path, 
     config = (steps[1] / "config.json").read_text()
     (steps[1] / "config.json").write_text(config.replace("10000", "20000"))
     assert (steps[1] / "config.json").read_text() != config
-    with pytest.raises(IncompatibleCheckpoint, match=r"holds step 16 of another model.*files with SHA-256.*there, fil"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"has step 16 of another model.*files with SHA-256.*there, fil"):
         tls.head_history(steps, **options)
-    with pytest.raises(IncompatibleCheckpoint, match="holds step 0 of another model"):
+    with pytest.raises(IncompatibleCheckpoint, match="has step 0 of another model"):
         tls.head_history([(0, suite / "step16")], **options)
 
 
@@ -259,7 +259,7 @@ def test_a_revision_of_a_hub_model_is_read_from_its_files_and_known_by_its_commi
     other = hub.publish("maker/suite", shutil.copytree(suite / "step0", tmp_path / "0"), branch="stage1-step8-tokens1B")
     pd.testing.assert_frame_equal(tls.head_history(checkpoints, **options).heads, history.heads)
     shutil.rmtree(hub.cache)
-    expected = f"holds step 8 of another model.*maker/suite at commit {commit} there, .* commit {other} now"
+    expected = f"has step 8 of another model.*maker/suite at commit {commit} there, .* commit {other} now"
     with pytest.raises(IncompatibleCheckpoint, match=expected):
         tls.head_history(checkpoints, **options)
 

@@ -128,7 +128,7 @@ LINES = {
     ),
     "edge": (
         lambda: {"heads": "L0H1", "part": "output", "into": "L1KV0.k"},
-        ["L1KV0.k, read", "L1KV0.k, output of L0H1 replaced by zeros", "drops what an earlier run has left"],
+        ["L1KV0.k, read", "L1KV0.k, output of L0H1 replaced by zeros", "drops activations that an earlier run left"],
         "<ablate: L0H1, output replaced by zeros, in what L1KV0.k read>",
     ),
     "nothing": (lambda: {"heads": [], "part": "output"}, ["[]"], "<ablate: no head, output replaced by zeros>"),

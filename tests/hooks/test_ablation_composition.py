@@ -153,7 +153,7 @@ def test_a_second_block_on_one_head_is_refused_alike(backend, name, first, secon
     with (
         ablate(model, "L0", first),
         pytest.raises(
-            EditNotHonored, match=rf"L0H1: an `ablate` context on L0H0, .* \({first}\) is open, and {second}"
+            EditNotHonored, match=rf"L0H1: an `ablate` context on L0H0, .* \({first}\) is open. Removing {second}"
         ),
         ablate(model, [(1, 0), (0, 1)], second),
     ):
@@ -189,7 +189,7 @@ def test_pairs_of_one_head_in_two_blocks_add_up_where_none_is_in_both():
 @pytest.mark.slow
 def test_a_check_that_fails_in_an_open_block_names_it():
     model = shared("bridge", "llama")
-    open_context = r"an `ablate` context on L0H1 \({}\) is open: close it where that is not meant"
+    open_context = r"an `ablate` context on L0H1 \({}\) is open: close it if that was not intended"
     named = open_context.format("symmetric")
     with ablate(model, "L0H1", "symmetric"), pytest.raises(ScoreMismatch, match=named) as raised:
         tls.verify_scores(model)

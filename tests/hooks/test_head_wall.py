@@ -207,9 +207,9 @@ def test_the_model_is_the_same_afterwards_and_hooks_of_the_user_stay_in_force():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"prompt": IDS, "task": task_of(2)}, "give one of them"),
-        ({"prompt": torch.stack([IDS, IDS])}, "a wall is of one sentence"),
-        ({"prompt": IDS[:1]}, "has 1 token: give 2 or more"),
+        ({"prompt": IDS, "task": task_of(2)}, "both given: give one"),
+        ({"prompt": torch.stack([IDS, IDS])}, "a wall shows one sentence"),
+        ({"prompt": IDS[:1]}, "has 1 token: give a sentence of 2 to 128 tokens"),
         ({"prompt": torch.ones(200, dtype=torch.long)}, "200"),
         ({"task": tls.Task([IDS.tolist()], lambda logits, tokens, mask: logits[:, 0, 0], predict=0)}, "predict=-1"),
         ({"task": tls.Task([IDS.tolist()], lambda logits, tokens, mask: logits[:, 0, 0])}, "reads 13 positions"),

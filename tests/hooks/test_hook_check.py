@@ -55,7 +55,7 @@ def test_columns_of_the_attention_output_are_no_head():
     assert not found.exact
     assert found.heads.empty
     assert found.found[0] == "it changes nothing that L1H0 writes"
-    assert "layer 1: it changes the output of the attention in a way that is no head" in found.found[1]
+    assert "layer 1: it changes the output of the attention, where heads are already mixed by W_O" in found.found[1]
 
 
 def test_hooks_of_pytorch_are_seen_and_stay():
@@ -64,7 +64,7 @@ def test_hooks_of_pytorch_are_seen_and_stay():
     handle = projection.register_forward_hook(lambda module, inputs, output: 0.5 * output)
     try:
         found = tls.hooks.check_hook(model, None, "L0H1")
-        assert "no head" in found.found[1]
+        assert "already mixed" in found.found[1]
         assert handle.id in projection._forward_hooks
     finally:
         handle.remove()
@@ -87,7 +87,7 @@ def test_how_much_of_which_heads_is_said_by_definition():
         ("blocks.0.hook_mlp_out", "layer 0: it changes the MLP"),
         ("blocks.1.hook_resid_pre", "layer 0: it changes the residual stream itself"),
         ("blocks.1.hook_resid_post", "layer 1: it changes the residual stream itself"),
-        ("ln_final.hook_in", "it changes what follows the last layer"),
+        ("ln_final.hook_in", "it changes something after the last layer"),
     ],
 )
 def test_other_places_are_named(point, words):
@@ -156,7 +156,7 @@ def test_a_change_that_no_layer_shows_is_seen_in_the_logits():
     found = tls.hooks.check_hook(model, [head, ("blocks.1.ln1.hook_in", lambda x, hook: 1.1 * x)], "L0H1")
     assert found.found == [
         "it removes all of what L0H1 writes",
-        "it changes something else, the first time in front of blocks.1.attn.hook_z",
+        "it changes something else, the first time before blocks.1.attn.hook_z",
     ]
 
 
@@ -393,7 +393,7 @@ def test_a_hook_on_the_model_that_was_copied_is_said_with_its_place_in_the_copy(
     assert first == "it changes nothing that L0H1 writes"
     name = "model.layers.0.self_attn.o_proj" + ".forward" * replaced
     assert second.startswith(
-        f"hooks are on the LlamaForCausalLM that load_model copied, at {name}: they act there and "
+        f"hooks are on the LlamaForCausalLM that load_model copied, at {name}: they do not act in "
     )
     place = eval(second.rpartition("put them on ")[2], {"model": model})
     assert getattr(place, "original_component", place) is output_map(attention_view(model).blocks[0].module)

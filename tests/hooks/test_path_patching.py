@@ -88,7 +88,7 @@ def test_edges_of_a_task_of_pairs_are_cut_to_the_pair():
     view, (clean, other) = attention_view(model), prompt_pairs(4, 9, seed=3)
     other[2] = clean[2]
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
-    with pytest.warns(UserWarning, match="1 of 4 pairs are equal, such as that of prompt 2: .* an effect of 0"):
+    with pytest.warns(UserWarning, match="1 of 4 pairs are equal, such as the pair of prompt 2: every effect is 0"):
         table = tls.edge_effects(model, ["L1H2.q", "logits"], senders=["L0H1"], task=task)
     assert (table.attrs["replace"], table.attrs["measure"]) == ("counterfactual", "task")
     write = removed_from_stream(model, [(0, 1)], "output", clean) - removed_from_stream(
@@ -143,7 +143,7 @@ def test_a_screen_measures_edges_into_receivers_that_are_given():
 
 def test_attention_of_a_task_is_measured_at_its_query_and_key():
     model = tls.load_model("tiny-rope")
-    tokens = repeated_sequences(attention_view(model), 4, 8)
+    tokens = repeated_sequences(attention_view(model), n_sequences=4, segment_length=8)
     task = tls.Task(
         tokens, lambda logits, tokens, mask: logits[:, -1, 0], predict=-1, attention=[(12, 5)] * 4, name="mine"
     )
@@ -160,10 +160,10 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
         (
             {"receivers": "L1H0.v", "measure": "ind"},
             ValueError,
-            "L1H0.v: a head's attention does not depend on its values",
+            "L1H0.v: attention does not depend on values",
         ),
         ({"receivers": "L1H0.w"}, BadHead, "'L1H0.w' names no receiver"),
-        ({"receivers": "L1H0"}, BadHead, r"'L1H0' names no receiver: .*{\"k\": heads}"),
+        ({"receivers": "L1H0"}, BadHead, r"'L1H0' is a head, not a receiver: .*{\"k\": heads}"),
         ({"measure": "induction"}, ValueError, "measure must be one of"),
         (
             {"replace": "median"},
@@ -178,15 +178,15 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
         ({"control": True}, ValueError, "control must be 'random' or a number of draws, 1 or more, not True"),
         ({"control": [2]}, ValueError, r"control must be 'random' or a number of draws, 1 or more, not \[2\]"),
         ({"method": "eap"}, ValueError, r"method of screen='gradient' must be one of None, 'EAP', .* not 'eap'"),
-        ({"method": "EAP"}, ValueError, "method='EAP' is how a screen estimates effects: give screen='gradient' too"),
+        ({"method": "EAP"}, ValueError, "method='EAP' needs a screen: give screen='gradient' too"),
         ({"control": 0}, ValueError, "control must be 'random' or a number of draws, 1 or more, not 0"),
         ({"measure": "attention"}, ValueError, "needs a Task with attention="),
-        ({"receivers": "L0H1.k"}, ValueError, "L0H1.k: none of the senders lies in an earlier layer"),
+        ({"receivers": "L0H1.k"}, ValueError, "L0H1.k: no sender stands in an earlier layer"),
         ({"receivers": []}, ValueError, "no receivers were given"),
         (
             {"task": tls.logit_difference(zoo.prompt(2, 15) % 32, 3, 7), "measure": "ind"},
             ValueError,
-            "measure='ind' is of repeated",
+            "measure='ind' needs repeated",
         ),
         ({"senders": "L7MLP"}, BadHead, "L7MLP does not exist: the model has layers 0 to 1"),
         ({"senders": "L0MLP"}, BadHead, "L0MLP does not exist: .* never fires"),

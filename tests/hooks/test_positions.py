@@ -174,8 +174,11 @@ def test_a_resampled_write_is_that_of_another_sequence():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=["S2"]), "which names 'changed', 'END'"),
-        (lambda model: tls.ablation_sweep(model, "output", at=["S2"]), "at='S2' is no position .* which names none"),
+        (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=["S2"]), "the task names 'changed', 'END'"),
+        (
+            lambda model: tls.ablation_sweep(model, "output", at=["S2"]),
+            "at='S2' is not a named position, the task names no positions",
+        ),
         (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=[8]), "sequence 1|prompt 1|position 8"),
         (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=[]), "give some"),
         (lambda model: tls.edge_effects(model, "logits", task=pairs(), at=[]), "give some"),
@@ -189,10 +192,13 @@ def test_a_resampled_write_is_that_of_another_sequence():
         ),
         (
             lambda model: tls.ablation_sweep(model, tls.parts.Output(at=1), task=pairs(), at=["END"]),
-            "a part without at",
+            "give only one of the two",
         ),
-        (lambda model: tls.edge_effects(model, "logits", task=pairs(), at="S2"), "at='S2' is no position"),
-        (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at="END")), "is a name .*: give task="),
+        (lambda model: tls.edge_effects(model, "logits", task=pairs(), at="S2"), "at='S2' is not a named position"),
+        (
+            lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at="END")),
+            "names a position .*: give task=",
+        ),
         (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at=-1)), "from the end of each prompt"),
     ],
 )
@@ -215,19 +221,22 @@ def test_what_is_no_position_is_refused(at):
 def test_a_block_is_for_the_prompts_that_it_was_given():
     model, task = zoo.shared("bridge", "llama"), pairs()
     part = tls.parts.Output(at="END")
-    with tls.ablate(model, "L0H1", part, task=task), pytest.raises(ValueError, match="at has positions of 6 prompts"):
+    with tls.ablate(model, "L0H1", part, task=task), pytest.raises(ValueError, match="at= has positions of 6 prompts"):
         model(torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]] * 2))
-    with tls.ablate(model, "L0H1", tls.parts.Output(at=3)), pytest.raises(ValueError, match="at=3 is no position"):
+    with tls.ablate(model, "L0H1", tls.parts.Output(at=3)), pytest.raises(ValueError, match="at=3 is not a position"):
         model(torch.tensor([[5, 6, 7]]))
 
 
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        (torch.tensor([3, 2]), r"2 positions, a row for each, .*at=\[3, 2\] for the first, at=\[\[3, 2\]\] for the"),
-        (np.array(CHANGED), "6 positions, a row for each, or one position of each prompt"),
-        (pd.Series([3]), "1 positions, a row for each, or one"),
-        (np.where(np.eye(6)), "a tuple of 2 arrays or lists may come from np.where"),
+        (
+            torch.tensor([3, 2]),
+            r"at=\[3, 2\] for 2 positions, a row for each; write at=\[\[3, 2\]\] for one position of each",
+        ),
+        (np.array(CHANGED), "for 6 positions, a row for each; write .* for one position of each prompt"),
+        (pd.Series([3]), "for 1 positions, a row for each"),
+        (np.where(np.eye(6)), "a tuple of 2 arrays or lists, which has two readings: a result of np.where"),
     ],
 )
 def test_an_array_of_positions_has_two_readings(at, words):
@@ -267,7 +276,7 @@ def test_positions_of_each_prompt_are_read_alike_by_sweeps_and_edges():
 )
 def test_columns_of_positions_are_no_rows(positions):
     """Of two prompts, query 5 with key 3 and query 4 with key 2, or query 5 with key 4 and query 3 with key 2."""
-    with pytest.raises(TypeError, match=r"has two readings: a tuple of 2 arrays or lists holds a column of positions"):
+    with pytest.raises(TypeError, match=r"has two readings: each of the 2 arrays or lists in this tuple"):
         tls.Task([[1, 2, 3, 4, 5, 6]] * 2, lambda logits, tokens, mask: logits[:, -1, 0], **positions)
 
 
@@ -277,5 +286,7 @@ def test_attention_of_a_frame_is_read_by_its_columns(frame):
         return tls.Task([[1, 2, 3, 4]] * 2, lambda logits, tokens, mask: logits[:, -1, 0], attention=attention)
 
     assert task(frame({"key": [0, 1], "query": [3, 2]})).attention == [[3, 0], [2, 1]]
-    with pytest.raises(TypeError, match="attention as a frame has columns query and key; found a, b"):
+    with pytest.raises(
+        TypeError, match=r"attention= is a frame with the columns .*: give one with columns query and key"
+    ):
         task(frame({"a": [3, 2], "b": [0, 1]}))

@@ -65,7 +65,7 @@ def test_bounds_are_of_each_layer_of_ranks():
 
 def test_refusals_of_tables_that_no_screen_made():
     frame, _ = table(600, 10)
-    with pytest.raises(ValueError, match="bar must be a positive effect, not 0"):
+    with pytest.raises(ValueError, match="bar must be a positive number, not 0"):
         tls.hooks.missed_edges(frame, bar=0)
     with pytest.raises(ValueError, match="40 of 600 edges: give the whole table"):
         tls.hooks.missed_edges(frame.head(40))

@@ -115,7 +115,7 @@ def recomputed(model, senders, part, layer, head, what, tokens=None):
 
 
 def repeated(view):
-    return repeated_sequences(view, SEQUENCES, LENGTH)
+    return repeated_sequences(view, n_sequences=SEQUENCES, segment_length=LENGTH)
 
 
 def copy_loss(logits, tokens):

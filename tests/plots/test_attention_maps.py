@@ -31,10 +31,10 @@ def test_each_panel_is_the_pattern_of_its_head(name, sink):
 
 def test_what_cannot_be_drawn_is_refused():
     model = shared("bridge", "gpt2")
-    for heads, error, text in (([], ValueError, "0 heads: give 1 to 12"), (["L9H0"], BadHead, "L9H0")):
+    for heads, error, text in (([], ValueError, "0 heads given: give 1 to 12"), (["L9H0"], BadHead, "L9H0")):
         with pytest.raises(error, match=text):
             plots.patterns(model, PROMPT, heads)
-    with pytest.raises(ValueError, match="one prompt of up to 128 tokens can be drawn; found 2 of 5"):
+    with pytest.raises(ValueError, match="found 2 prompts of 5 tokens, and one prompt of up to 128"):
         plots.patterns(model, PROMPT.repeat(2, 1), "L0H0")
-    with pytest.raises(ValueError, match="the prompt is one token, and the first key is left out"):
+    with pytest.raises(ValueError, match="the prompt is one token, whose key is left out"):
         plots.patterns(model, PROMPT[:1], "L0H0")

@@ -35,5 +35,5 @@ def test_panels_hold_the_eigenvalues_of_each_head_and_of_its_null():
 
 def test_too_many_heads_are_refused(monkeypatch):
     monkeypatch.setattr(complex_plane, "_MOST_HEADS", 7)
-    with pytest.raises(ValueError, match="8 heads: give 1 to 7, a panel each"):
+    with pytest.raises(ValueError, match="8 heads given: give 1 to 7 heads"):
         plots.eigenvalues(shared("bridge", "llama"), ["L0", "L1"])

@@ -57,5 +57,5 @@ def test_an_infinite_number_is_grey_and_of_one_sign_the_largest_are_named():
 def test_limits_are_those_that_are_given_and_what_is_no_number_is_refused():
     (mesh,) = part(plots.heads(table(), "D_head", limits=(0.0, 1.0)), "D_head")
     assert (mesh.norm.vmin, mesh.norm.vmax) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="column name holds"):
+    with pytest.raises(ValueError, match="column name has values of type"):
         plots.heads(table(), "name")

@@ -23,7 +23,7 @@ def patches(figure, begins):
 
 def test_a_square_is_the_attention_of_its_head_on_the_scale_of_the_bar():
     one = made_up()
-    figure = plots.wall(one, heads=heads())
+    figure = plots.wall(one, table=heads())
     (image,) = part(figure, "squares")
     pixels, n = np.asarray(image.get_array()), len(one.tokens) - 1
     frames = patches(figure, "frame-")
@@ -47,7 +47,7 @@ def test_a_square_is_the_attention_of_its_head_on_the_scale_of_the_bar():
 
 def test_frames_are_the_largest_score_and_bars_the_change():
     one, table = made_up(), heads()
-    figure = plots.wall(one, heads=table)
+    figure = plots.wall(one, table=table)
     frames = patches(figure, "frame-")
     assert len(frames) == 12
     for row in table.to_dict("records"):
@@ -92,14 +92,14 @@ def test_letters_can_be_read_in_the_column_of_the_site(layers, per_layer, tokens
 def test_a_model_is_measured_and_says_the_same_as_its_wall():
     model = shared("bridge", "llama")
     table = tls.detect_heads(model, n_sequences=2)
-    figure = plots.wall(model, IDS, heads=table)
+    figure = plots.wall(model, IDS, table=table)
     measured = tls.hooks.wall(model, IDS)
-    again = plots.wall(measured, heads=table)
+    again = plots.wall(measured, table=table)
     for one, other in zip(part(figure, "squares"), part(again, "squares"), strict=True):
         np.testing.assert_array_equal(np.asarray(one.get_array()), np.asarray(other.get_array()))
     assert patches(figure, "bar-").keys() == patches(again, "bar-").keys()
     assert f"{measured.removal.value:.2f} with all heads" in said(figure)
-    bare = plots.wall(model, IDS, heads=table, removal=False)
+    bare = plots.wall(model, IDS, table=table, removal=False)
     assert patches(bare, "bar-") == {}
     assert "was left out" in said(bare)
 
@@ -115,13 +115,13 @@ def test_a_task_has_its_error_and_text_is_no_formula():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="leave them out where a measured wall is drawn"):
+    with pytest.raises(ValueError, match="leave prompt= and task= out"):
         plots.wall(made_up(), "text")
     other = heads()
     other.attrs["revision"] = "other"
-    with pytest.raises(ValueError, match="the wall are of revision"):
-        plots.wall(made_up(), heads=other)
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="the wall with revision"):
+        plots.wall(made_up(), table=other)
+    with pytest.raises(ValueError, match="prompt= and task= were both given"):
         plots.wall(shared("bridge", "llama"), IDS, task=tls.logit_difference([IDS.tolist()], 60, 20))
 
 
@@ -131,6 +131,6 @@ def test_the_command_draws_it(tmp_path):
     assert done.stdout.strip() == str(path)
     assert path.stat().st_size > 5000
     assert "no tokenizer" in command_line.refusal("wall", "tiny-rope", "--prompt", "a b", "-o", tmp_path / "no.png")
-    assert "one of both" in command_line.refusal(
+    assert "give only one of them" in command_line.refusal(
         "wall", "tiny-rope", "--prompt", "a", "--task", "t.csv", "-o", tmp_path / "no.png"
     )

@@ -6,6 +6,7 @@ import pytest
 from figure_parts import part, said
 from plotted_tables import HEADS, KERNELS, SWEEP
 
+from tlspectral.errors import BadHead
 from tlspectral.plots import ablation_effects, kernel
 
 pytestmark = pytest.mark.lowest
@@ -14,18 +15,43 @@ pytestmark = pytest.mark.lowest
 def test_effects_are_sorted_and_unmeasured_heads_left_out():
     sweep = SWEEP.assign()
     sweep.attrs = {"model": "tiny", "task": "logit difference", "intact_value": -1.25}
-    (axes,) = ablation_effects(sweep, HEADS).axes
+    (axes,) = ablation_effects(sweep, detectors=HEADS).axes
     # The least stands on top.
     assert [label.get_text() for label in axes.get_yticklabels()] == ["L0H0  (prev 0.90)", "L0H1  (prev 0.10)"]
     assert axes.containers[0][0].get_xdata().tolist() == [0.5, -0.1]
     assert axes.get_xlabel() == "change of the logit difference; error: of the mean over sequences"
     assert axes.get_title(loc="left") == "tiny, logit difference, intact \N{MINUS SIGN}1.25"
-    (axes,) = ablation_effects(SWEEP.assign(delta_se=np.nan), HEADS).axes  # of one prompt
+    (axes,) = ablation_effects(SWEEP.assign(delta_se=np.nan), detectors=HEADS).axes  # of one prompt
     assert axes.get_xlabel() == "change of the loss (nats)"
-    with pytest.raises(ValueError, match="no head has a measured effect and a row"):
-        ablation_effects(SWEEP, HEADS.assign(layer=7))
+    with pytest.raises(ValueError, match="no head to draw has a measured effect"):
+        ablation_effects(SWEEP.assign(delta=np.nan), detectors=HEADS)
     with pytest.raises(ValueError, match="no column delta_se: give a table of ablation_sweep"):
-        ablation_effects(SWEEP.drop(columns="delta_se"), HEADS)
+        ablation_effects(SWEEP.drop(columns="delta_se"), detectors=HEADS)
+
+
+def labels(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_named_heads_are_drawn_and_without_detectors_no_score_stands_behind_a_name():
+    assert labels(ablation_effects(SWEEP)) == ["L0H0", "L0H1"]
+    for heads in ("L0H1", (0, 1), ["0.1"], pd.DataFrame({"layer": [0], "head": [1]})):
+        assert labels(ablation_effects(SWEEP, heads)) == ["L0H1"]
+        assert labels(ablation_effects(SWEEP, heads, detectors=HEADS)) == ["L0H1  (prev 0.10)"]
+    assert labels(ablation_effects(SWEEP, "L0")) == ["L0H0", "L0H1"]
+    # A head that the detectors lack is drawn without a score.
+    assert labels(ablation_effects(SWEEP, detectors=HEADS.iloc[1:])) == ["L0H0", "L0H1  (prev 0.10)"]
+    with pytest.raises(BadHead, match="L7H0 is not in the sweep"):
+        ablation_effects(SWEEP, "L7H0")
+    with pytest.raises(BadHead, match="L7 is not in the sweep"):
+        ablation_effects(SWEEP, "L7")
+
+
+def test_a_table_of_detectors_in_the_place_of_heads_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="detectors=") as caught:
+        figure = ablation_effects(SWEEP, HEADS.iloc[1:])
+    assert caught[0].filename == __file__
+    assert labels(figure) == ["L0H1  (prev 0.10)"]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +66,7 @@ def test_effects_are_sorted_and_unmeasured_heads_left_out():
 def test_every_draw_of_the_control_is_seen_beside_its_head(part_name, sizes, said_of):
     draws = np.random.default_rng(0).normal(size=(2, 19)).tolist()
     controlled = SWEEP.assign(part=part_name, control_p=[0.05, 0.2, np.nan], control_draws=[*draws, None], **sizes)
-    figure = ablation_effects(controlled, HEADS)
+    figure = ablation_effects(controlled, detectors=HEADS)
     # Rows from below: L0H0 (.5), L0H1 (-.1).
     for height, drawn in enumerate(draws):
         ticks, bar = part(figure, "control")[height], part(figure, "range of the control")[height]
@@ -54,16 +80,19 @@ def test_every_draw_of_the_control_is_seen_beside_its_head(part_name, sizes, sai
     assert "no control_p is below 1/20" in said(figure)
     # A head with fewer draws has a bound of its own.
     fewer = controlled.assign(control_p=[0.25, 0.2, np.nan], control_draws=[draws[0][:3], draws[1], None])
-    shown = [text.get_text() for text in part(ablation_effects(fewer, HEADS), "control_p")]
+    shown = [text.get_text() for text in part(ablation_effects(fewer, detectors=HEADS), "control_p")]
     assert sorted(shown) == ["0.20", "control_p", "\N{LESS-THAN OR EQUAL TO} 1/4"]
 
 
 def test_sets_stand_by_their_names_beside_random_sets():
     sets = pd.DataFrame({"layer": -1, "head": -1, "name": ["ind", "prev"], "part": "output", "delta": [-2.0, 0.1]})
     sets = sets.assign(delta_se=0.1, control_p=[0.25, 0.5], control_draws=[[0.1, 0.2, 0.3]] * 2)
-    figure = ablation_effects(sets, HEADS)
+    figure = ablation_effects(sets, detectors=HEADS)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["prev", "ind"]
     assert "3 random sets of the same layers" in said(figure)
+    assert labels(ablation_effects(sets, "ind")) == labels(ablation_effects(sets, ["ind"])) == ["ind"]
+    with pytest.raises(BadHead, match="'dup' is not a set of the sweep: it has 'ind', 'prev'"):
+        ablation_effects(sets, "dup")
 
 
 @pytest.mark.parametrize("with_ablated", [False, True])

@@ -53,7 +53,7 @@ plane = plots.positional_symbolic_plane
 REFUSED = {
     "a head twice": (lambda: plane(by_query().sort_values(["layer", "head"])), ValueError, "several rows for layer 0"),
     "a head to name": (lambda: plane(head_scores(), highlight=[(9, 9)]), ValueError, "L9H9 has no row in the table"),
-    "no name": (lambda: plane(head_scores(), highlight=["head 3"]), BadHead, "'head 3' names no head"),
+    "no name": (lambda: plane(head_scores(), highlight=["head 3"]), BadHead, "'head 3' is text, .* not a head"),
     "negative": (
         lambda: plots.plane(plotted_tables.heads(), highlight_previous_token=-1),
         ValueError,
@@ -63,9 +63,9 @@ REFUSED = {
     "ten histograms": (lambda: figures.score_histograms(by_query(range(10))), ValueError, "10 queried blocks"),
     "a sweep from CSV": (
         lambda: plots.ablation_effects(
-            plotted_tables.SWEEP.assign(control_draws="[0.1, 0.2]", control_p=0.5), plotted_tables.HEADS
+            plotted_tables.SWEEP.assign(control_draws="[0.1, 0.2]", control_p=0.5), detectors=plotted_tables.HEADS
         ),
-        ValueError, r"control_draws holds text \('\[0\.1, 0\.2\]'\), as CSV does: keep the sweep by write_table",
+        ValueError, r"control_draws holds text \('\[0\.1, 0\.2\]'\), because CSV cannot store lists",
     ),
     "no heads": (lambda: figures.frequency_profile(per_frequency(), []), ValueError, "no heads are named"),
     "another head": (lambda: figures.frequency_path(per_frequency(), "L7H0"), ValueError, "L7H0 has no row"),

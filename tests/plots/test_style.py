@@ -41,7 +41,7 @@ ONE_PANEL = {
     "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
     "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the gap carried"),
     "ablation_effects": (
-        lambda **ax: plots.ablation_effects(CONTROLLED, plotted_tables.HEADS, **ax), "control_p",
+        lambda **ax: plots.ablation_effects(CONTROLLED, detectors=plotted_tables.HEADS, **ax), "control_p",
     ),
     "plane": (lambda **ax: plots.plane(plotted_tables.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
@@ -72,7 +72,7 @@ OF_A_MODEL = {
     ),
     "eigenvalues": (lambda: plots.eigenvalues(shared("bridge", "gpt2"), ["L0H1", "L1H0"]), "draws of its null"),
     "wall": (
-        lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), heads=made_up_heads.heads()),
+        lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), table=made_up_heads.heads()),
         "Each square is one head",
     ),
 }
@@ -150,9 +150,9 @@ def test_axes_of_a_subfigure_serve_and_what_is_no_axes_is_refused():
     left, _ = figure.subfigures(1, 2)
     assert one_panel(left.subplots(), 1.0, 1.0)[0] is figure
     grid = Figure().subplots(1, 2)
-    with pytest.raises(TypeError, match="ax is a ndarray: give one matplotlib Axes"):
+    with pytest.raises(TypeError, match="ax= is a ndarray: give a matplotlib Axes"):
         one_panel(grid, 1.0, 1.0)
-    with pytest.raises(ValueError, match="the kernels are of 2 heads, a panel each"):
+    with pytest.raises(ValueError, match="the kernels are of 2 heads: choose"):
         plots.kernel(plotted_tables.KERNELS, ax=grid[0])
 
 
@@ -169,7 +169,7 @@ def test_the_largest_edges_are_drawn_by_size_and_sign():
     heights = {name: place[1] for name, place in nodes.items()}
     assert heights["embedding"] < heights["L0H2"] < heights["L0MLP"] < heights["L1H0"] == heights["L1KV0"]
     assert max(heights, key=heights.get) == "logits"
-    with pytest.raises(ValueError, match="no edges to draw"):
+    with pytest.raises(ValueError, match="no edge has an effect"):
         plots.circuit(EDGES.assign(estimate=np.nan, delta=np.nan))
 
 

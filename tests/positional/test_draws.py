@@ -60,7 +60,7 @@ def drawing(draw):
 
 def test_a_draw_of_another_form_is_refused():
     cases = [
-        (lambda seed: ("", ("a",), ()), TypeError, r"draw\(\) of Drawing returns a .*BlockDraw; found tuple"),
+        (lambda seed: ("", ("a",), ()), TypeError, r"draw\(\) of Drawing must return a .*BlockDraw; found tuple"),
         (BindingTask("plain", 4).draw, ValueError, r"a draw of n_blocks=7 blocks; found 4"),
     ]
     for draw, error, said in cases:

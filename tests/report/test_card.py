@@ -17,6 +17,7 @@ from tlspectral.models.attention import prompt_patterns as room
 from tlspectral.report.card import NULL_DRAWS
 from tlspectral.report.card_sections import Evidence
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, phase_drawing
+from tlspectral.tables.printed import short_number
 
 
 @functools.cache
@@ -79,7 +80,7 @@ def test_every_table_given_is_a_section_and_no_other():
                             "Directions in words", "K-composition", "Row"]  # fmt: skip
     for sweep in given["sweep"]:
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
-        assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
+        assert re.search(rf"{row['part']}\s+induction\s+{short_number(row['delta'])}", section(card, "Ablation").text)
     assert re.search(r"delta_p\s+delta_p_floor", section(card, "Ablation").text)
     strongest = edges().loc[edges()["delta"].abs().idxmax()]
     assert section(card, "Edges in").text.splitlines()[1].split()[0] == strongest["sender"]
@@ -132,11 +133,11 @@ def test_the_text_where_a_head_attends_stands_first_and_is_shaded():
     del table.attrs["sink"]
     table.attrs["sinks"] = {"least": 0.15}
     note = tls.report.head_card(made_up_heads(), (0, 1), pairs=table).sections[0].note
-    assert "Sinks of the layer are left out." in note
+    assert "Attention sinks of the layer are left out." in note
     assert "first token" not in note
     table.attrs |= {"n_sequences": 12, "n_distinct": 2}
     note = tls.report.head_card(made_up_heads(), (0, 1), pairs=table).sections[0].note
-    assert "Of 12 prompts 2 are distinct, and equal ones count once." in note
+    assert "2 of 12 prompts are distinct; equal ones count once." in note
     page = tls.report.report(made_up_heads(), pairs=table)
     assert "Where on text" in page
     for shade in range(10):
@@ -157,7 +158,7 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert cloud[1].count("M") == 16 * NULL_DRAWS
     ratio = float(values.imag.abs().sum() / values.abs().sum())
     text = section(card, "Eigenvalues").text
-    assert f"rotational share (D_head) sum |Im l| / sum |l| {ratio:.3f}, of {NULL_DRAWS} null draws " in text
+    assert f"rotational share (D_head) sum |Im λ| / sum |λ| {ratio:.3f}, of {NULL_DRAWS} null draws " in text
     of_draws = float(re.search(r"null draws ([.\d]+);", text)[1])
     # Means of 30 and of 20 draws of one null, whose sd is 0.08: each is within 0.03 of it. The head itself has less.
     assert of_draws == pytest.approx(heads().set_index("name").loc["L1H0", "D_head_null_mean"], abs=0.06)
@@ -240,15 +241,23 @@ def of_other_weights():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        (lambda: {"sweep": sweep_of(layer=9)}, ValueError, "the sweeps hold L9H0, which the table of heads lacks"),
+        (
+            lambda: {"sweep": sweep_of(layer=9)},
+            ValueError,
+            "the sweeps have rows for L9H0, which the table of heads lacks",
+        ),
         (lambda: {"sweep": kernels((1, 0))}, ValueError, "no column part, delta: give .* ablation_sweep"),
         (lambda: {"sweep": of_other_weights()}, ValueError, "made from other weights than the sweeps"),
         (lambda: {"composition": tls.k_composition(model(), "L0H0")}, ValueError, "composition has no rows"),
         (lambda: {"composition": composition().assign(receiver="L1H1.k")}, ValueError, "composition has no rows"),
-        (lambda: {"composition": composition().assign(layer=3)}, ValueError, "ends with layer 3, and L1H0 reads"),
+        (lambda: {"composition": composition().assign(layer=3)}, ValueError, "ends with layer 3, but L1H0 reads"),
         (lambda: {"prompt": "a"}, ValueError, "give model= too"),
-        (lambda: {"model": model(), "prompt": torch.ones(2, 4, dtype=torch.long)}, ValueError, "found 2 of 4"),
-        (lambda: {"model": model(), "prompt": torch.ones(7, dtype=torch.long)}, ValueError, "up to 6 .* found 1 of 7"),
+        (lambda: {"model": model(), "prompt": torch.ones(2, 4, dtype=torch.long)}, ValueError, "found 2 prompts of 4"),
+        (
+            lambda: {"model": model(), "prompt": torch.ones(7, dtype=torch.long)},
+            ValueError,
+            "found 1 .* 7 tokens.*up to 6",
+        ),
         (lambda: {"model": tls.load_model("tiny-ape")}, ValueError, "other weights|of model tiny-rope"),
         (lambda: {"kernel": kernels((0, 1))}, TypeError, "did you mean 'kernels'"),
         (lambda: {"edges_out": kernels((0, 1))}, TypeError, "did you mean 'edges'"),
@@ -265,5 +274,5 @@ def test_the_report_refuses_tables_as_the_card_does_and_a_head_is_of_the_table()
         tls.report.report(heads(), sweep=[of_other_weights()])
     with pytest.raises(TypeError, match="did you mean 'kernels'"):
         tls.report.report(heads(), kernel=kernels((0, 1)))
-    with pytest.raises(BadHead, match="L7H0 is not in the table of heads, which has 8"):
+    with pytest.raises(BadHead, match="L7H0 is not among the 8 heads of the table"):
         tls.report.head_card(heads(), "L7H0")

@@ -14,6 +14,7 @@ from made_up_heads import INK, Structure, heads, kernels
 
 from tlspectral.report import report
 from tlspectral.tables import write_table
+from tlspectral.tables.printed import short_number
 
 pytestmark = pytest.mark.lowest
 
@@ -47,7 +48,7 @@ def test_the_page_is_well_formed_and_has_what_its_script_asks_for():
     assert columns <= set(json.loads(data)["columns"][0])
     assert set(json.loads(data)["identity"]) == {"layer", "head", "name", "kv_head", "status", "bilinear"}
     assert list(json.loads(cards)) == ["L0H1"]
-    assert re.findall("<td[^>]*>([^<]*)", json.loads(cards)["L0H1"])[-2:] == ["output", "1.000"]
+    assert re.findall("<td[^>]*>([^<]*)", json.loads(cards)["L0H1"])[-2:] == ["output", "1.00"]
 
 
 def test_the_numbers_are_the_tables():
@@ -105,7 +106,7 @@ def test_the_tables_say_what_the_table_says():
     table.loc[[1, 6], "status"] = "zero"
     text = Structure(report(table)).text()
     best = table.nlargest(1, "ind").iloc[0]
-    row = f"{best['name']} {best['ind']:.3f} {best['ind_se']:.4f} {best['D_head']:.3f} "
+    row = f"{best['name']} {best['ind']:.3f} {short_number(best['ind_se'], 4)} {best['D_head']:.3f} "
     row += f"{best['D_head_null_mean']:.3f} {best['D_head_null_pct']:.3f}"
     assert row in text
     assert re.search(r"rotational share \(D_head\) \S+ \S+ \S+ 5 4 3 ", text)
@@ -166,7 +167,7 @@ def test_what_was_not_computed_is_said():
     table[["D_head", "dir_frac", "prev", "dup", "ind"]] = np.nan
     text = Structure(report(table)).text()
     assert "Not a column" not in text
-    assert "This table was made without detectors" in text
+    assert "This table has no detector scores" in text
     assert "Previous-token heads" not in text
     assert "Mean attention on" not in text
 
@@ -215,7 +216,7 @@ REFUSED = {
     "offset": (lambda: report(heads(), kernels=kernels((0, 0)).drop(columns="offset")), "no column offset"),
     "model": (
         lambda: report(heads(), kernels=kernels_of("gpt2")),
-        "of model tiny-model, the kernels are of model gpt2",
+        "with model tiny-model, the kernels with model gpt2",
     ),
 }
 

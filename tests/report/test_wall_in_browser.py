@@ -130,7 +130,7 @@ def test_what_is_said_of_a_head_is_what_the_wall_holds(browser, address):
         page.click("#wallmost button:nth-of-type(2)")
         second = task.heads["name"][np.argsort(-np.abs(task.removal.deltas))[1]]
         assert text(page, "#wallname") == second
-        assert "Not compared with its layer" in text(page, "#amongall")
+        assert "Only the twelve largest changes are compared" in text(page, "#amongall")
         assert page.errors == []
 
 

@@ -129,9 +129,9 @@ def test_a_table_of_some_heads_or_without_scores_frames_what_it_knows():
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        ("text", TypeError, "walls= are what tls.hooks.wall returns"),
-        ([heads()], TypeError, "found DataFrame"),
-        (heads(), TypeError, "found DataFrame"),
+        ("text", TypeError, "walls= has a str: give the result of"),
+        ([heads()], TypeError, "walls= has a DataFrame"),
+        (heads(), TypeError, "walls= has a DataFrame"),
         ([wall(), wall(2, 4)], ValueError, "the walls have different heads"),
     ],
 )
@@ -143,7 +143,7 @@ def test_other_walls_are_refused(given, error, said):
 def test_walls_of_other_weights_are_refused():
     table = heads()
     table.attrs |= {"revision": "other"}
-    with pytest.raises(ValueError, match="the walls are of revision"):
+    with pytest.raises(ValueError, match="the walls with revision"):
         report(table, walls=wall())
 
 

@@ -348,7 +348,7 @@ def test_a_base_inside_of_the_folder_stays(tmp_path):
 def test_a_folder_base_of_the_users_own_stays(model, tmp_path):
     zoo.save_folder("llama", tmp_path / "run" / "base", seed=1)
     before = held(tmp_path / "run" / "base")
-    with pytest.raises(FileExistsError, match="base, which a save there would replace, is not of an earlier save"):
+    with pytest.raises(FileExistsError, match="base would be replaced by this save, and no earlier save"):
         to_spectral(model, share_weights=False).save_pretrained(tmp_path / "run")
     to_spectral(model).save_pretrained(tmp_path / "run")
     to_spectral(model).save_pretrained(tmp_path / "run")
@@ -404,7 +404,7 @@ def test_parameters_and_config_of_two_saves_are_refused(model, tmp_path):
     for seed in (0, 1):
         move(to_spectral(zoo.hf_model("llama", seed)), seed=seed).save_pretrained(tmp_path / str(seed))
     (tmp_path / "0" / "spectral_config.json").write_bytes((tmp_path / "1" / "spectral_config.json").read_bytes())
-    with pytest.raises(IncompatibleCheckpoint, match="are of two saves"):
+    with pytest.raises(IncompatibleCheckpoint, match="come from two different saves"):
         tls.load_model(tmp_path / "0")
 
 

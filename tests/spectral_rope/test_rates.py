@@ -129,7 +129,7 @@ def test_the_trainer_records_the_meter_and_warns_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
-    (said,) = [str(warning.message) for warning in caught if "no longer that of the model" in str(warning.message)]
+    (said,) = [str(warning.message) for warning in caught if "differs from the starting model" in str(warning.message)]
     assert "over 4096 tokens" in said
     shifts = [record["omega_shift"] for record in trainer.state.log_history if "loss" in record]
     assert len(shifts) == 3

@@ -200,7 +200,7 @@ def test_ablation_under_left_padding():
 @pytest.mark.slow
 def test_a_sweep_is_one_ablated_forward_per_head():
     spectral = moved("bridge", "gptj")
-    tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
+    tokens = repeated_sequences(attention_view(spectral), n_sequences=3, segment_length=8, seed=1)
     table = ablation_sweep(spectral, "rope_phase", heads=[(0, 1), (0, 2), (1, 3)], task=induction(tokens)).set_index(
         ["layer", "head"]
     )
@@ -213,7 +213,7 @@ def test_a_sweep_is_one_ablated_forward_per_head():
 @pytest.mark.slow
 def test_bands_are_of_each_heads_own_frequencies():
     spectral = moved("bridge", "llama")
-    tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
+    tokens = repeated_sequences(attention_view(spectral), n_sequences=3, segment_length=8, seed=1)
     effects = functools.partial(band_effects, spectral, task=induction(tokens), draws=2)
     table = effects([(0, 0), (0, 2), (1, 1)])
     alone = effects([(0, 2)])["score_rms"].to_numpy()
@@ -277,7 +277,7 @@ def test_traces_and_norms_are_those_of_the_merged_model():
 @pytest.mark.parametrize("receiver", ["L1H0.q", "L1KV0.k"])
 def test_an_edge_into_learned_gains_and_phases_is_that_of_a_run_with_it_cut(receiver):
     model = moved("bridge", "llama")
-    tokens = repeated_sequences(attention_view(model), 4, 6, seed=1)
+    tokens = repeated_sequences(attention_view(model), n_sequences=4, segment_length=6, seed=1)
     task = induction(tokens)
     intact = evaluate(model, task)
     with ablate(model, "L0H1", "output", into=receiver):

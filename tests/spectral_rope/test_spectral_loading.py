@@ -68,7 +68,7 @@ def test_a_type_is_of_the_weights(saved, dtype):
 @zoo.needs_hooked
 def test_options_that_do_not_fit_are_refused(saved):
     _, folder = saved
-    with pytest.raises(ValueError, match=r"run holds a SpectralHookedTransformer, of which there is no bridge"):
+    with pytest.raises(ValueError, match=r"run holds a SpectralHookedTransformer, which has no bridge"):
         tls.load_model(folder, backend="bridge")
     with pytest.raises(ValueError, match="local folder, which has no revision='main'"):
         tls.load_model(folder, revision="main")
@@ -141,7 +141,7 @@ DAMAGED = {
     "cut": (cut, rf"{WEIGHTS} is not a safetensors file"),
     "no safetensors": (lambda at: (at / WEIGHTS).write_bytes(b"nonsense"), rf"{WEIGHTS} is not a safetensors file"),
     "foreign": (
-        lambda at: save_file({"w": torch.zeros(1)}, at / WEIGHTS), rf"{WEIGHTS} is of no saved .*format None",
+        lambda at: save_file({"w": torch.zeros(1)}, at / WEIGHTS), rf"{WEIGHTS} is not a saved .*format None",
     ),
     "missing": (lambda at: rewritten(at, lambda held: held.pop("embed.W_E")), rf"{WEIGHTS} does not hold what was"),
     "extra": (lambda at: rewritten(at, lambda held: held.update(x=torch.ones(1))), "does not hold what was saved"),
@@ -164,9 +164,9 @@ DAMAGED = {
         lambda at: config_with(at, format="tlspectral.spectral_rope.7"),
         rf"{CONFIG} was saved by a newer version of tlspectral .*: upgrade tlspectral",
     ),
-    "config of something else": (lambda at: config_with(at, format="x"), rf"{CONFIG} is of no saved"),
-    "config is no JSON": (lambda at: (at / CONFIG).write_text("{"), rf"{CONFIG} is no config of a spectral model"),
-    "config is a list": (lambda at: (at / CONFIG).write_text("[]"), rf"{CONFIG} is no config of a spectral model"),
+    "config of something else": (lambda at: config_with(at, format="x"), rf"{CONFIG} is not a saved"),
+    "config is no JSON": (lambda at: (at / CONFIG).write_text("{"), rf"{CONFIG} is not a config of a spectral model"),
+    "config is a list": (lambda at: (at / CONFIG).write_text("[]"), rf"{CONFIG} is not a config of a spectral model"),
 }  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def test_a_function_that_was_replaced_by_hand_is_seen(tmp_path):
     model.blocks[0].mlp.act_fn = torch.relu
     model.save_pretrained(tmp_path)
     with pytest.raises(
-        IncompatibleCheckpoint, match=rf"{WEIGHTS} is of another model: log-prob.* that was replaced by hand"
+        IncompatibleCheckpoint, match=rf"{WEIGHTS} belongs to another model: log-prob.* that was replaced by hand"
     ):
         tls.load_model(tmp_path)
 

@@ -95,7 +95,7 @@ REFUSED = {
     "noise without end": (lambda: module(phase_noise=float("inf")), ValueError, NOISE),
     "noise of a model": (lambda: spectral(phase_noise=float("inf")), ValueError, f"layer 0: .*{NOISE}"),
     "noise that is text": (lambda: unchecked(spectral_module._check_shape)(4, 4, 2, "head", "1"), ValueError, NOISE),
-    "seed that is text": (text_as_seed, ValueError, "seed is a whole number, found '1'"),
+    "seed that is text": (text_as_seed, ValueError, "seed= must be a whole number, found '1'"),
     "seed of a module": (lambda: unchecked(spectral_module.checked_seed)(0.5), ValueError, "whole number, found 0.5"),
     "head": (lambda: module(heads=[4]), ValueError, "head 4 does not exist: heads are 0 to 3"),
     "negative head": (lambda: module(heads=[-5]), ValueError, "head -5 does not exist: heads are 0 to 3, or -4 to"),
@@ -157,10 +157,10 @@ REFUSED = {
     # rates, the meter
     "rates of a plain model": (lambda: parameter_groups(base("bridge", "llama"), 1e-3), ValueError, "to_spectral"),
     "rates of a frozen one": (groups_of_a_frozen_model, ValueError, "no spectral parameter .* asks for a gradient"),
-    "negative rate": (lambda: parameter_groups(spectral(), -1e-3), ValueError, "lr is a learning rate.*found -0.001"),
+    "negative rate": (lambda: parameter_groups(spectral(), -1e-3), ValueError, "lr= must be .*found -0.001"),
     "no rate": (lambda: parameter_groups(spectral(), float("nan")), ValueError, "a finite number from 0 up; found nan"),
     "rate of weights": (
-        lambda: parameter_groups(spectral(), 1e-3, weights_lr=float("inf")), ValueError, "weights_lr .*found inf",
+        lambda: parameter_groups(spectral(), 1e-3, weights_lr=float("inf")), ValueError, "weights_lr= .*found inf",
     ),
     "rate that is text": (
         lambda: unchecked(parameter_groups)(spectral(), "1e-3"), ValueError, "learning rate.*found '1e-3'",
@@ -300,11 +300,11 @@ def test_what_is_no_path_is_refused_with_the_order(path, swap):
 @pytest.mark.slow
 def test_other_files_are_not_replaced(path):
     (path.parent / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="no file of spectral parameters, and is not replaced"):
+    with pytest.raises(FileExistsError, match="not a file of spectral parameters, so it is not replaced"):
         save_spectral(spectral(), path.parent / "notes.txt")
     zoo.save_folder("llama", path.parent / "model")
     held = (path.parent / "model" / "model.safetensors").read_bytes()
-    for name, said in (("model.safetensors", "is not replaced"), ("pytorch_model.bin", "would be the weights")):
+    for name, said in (("model.safetensors", "is not replaced"), ("pytorch_model.bin", "would be read as its weights")):
         with pytest.raises(FileExistsError, match=said):
             save_spectral(spectral(), path.parent / "model" / name)
     assert (path.parent / "model" / "model.safetensors").read_bytes() == held
@@ -317,14 +317,14 @@ def test_a_file_of_a_bridge_whose_parts_were_changed_is_refused(path):
     changed = zoo.bridge("neox")
     with torch.no_grad():
         changed.blocks[0].attn.q.weight.mul_(1.5)
-    refused(path, "of another model: log-probabilities .* are off by", changed)
+    refused(path, "to another model: log-probabilities .* are off by", changed)
 
 
 def test_a_file_of_a_model_whose_weights_changed_says_so(path):
     changed = to_spectral(zoo.bridge("llama"), share_weights=False)
     with torch.no_grad():
         changed.blocks[1].mlp.out.weight.mul_(1.3)
-    with pytest.warns(UserWarning, match="no longer those of its base.* holds spectral parameters alone"):
+    with pytest.warns(UserWarning, match="have changed since it was made.* holds spectral parameters alone"):
         save_spectral(changed, path)
 
 
@@ -345,7 +345,7 @@ OTHER_MODELS = {
     "more keys": (lambda: with_config(num_key_value_heads=4), r"omega"),
     "narrower heads": (lambda: with_config(head_dim=8), "other inverse frequencies"),
     "fewer tokens": (lambda: with_config(vocab_size=20), "other weights"),
-    "fewer tokens, on another backend": (lambda: zoo_hooked(vocab_size=20), "of another model: .* off by inf"),
+    "fewer tokens, on another backend": (lambda: zoo_hooked(vocab_size=20), "to another model: .* off by inf"),
 }  # fmt: skip
 
 

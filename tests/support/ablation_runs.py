@@ -45,7 +45,9 @@ logits = zoo.logits
 @functools.cache
 def repetitions(name="llama", count=5, length=10):
     """Sequences in which a segment comes twice, for the bridge of an architecture. Not to be changed."""
-    return repeated_sequences(attention_view(zoo.shared("bridge", name)), count, length, seed=1)
+    return repeated_sequences(
+        attention_view(zoo.shared("bridge", name)), n_sequences=count, segment_length=length, seed=1
+    )
 
 
 def ablated(model, heads, part, tokens=None, **named):

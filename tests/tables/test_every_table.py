@@ -105,7 +105,7 @@ def test_a_name_has_the_meaning_of_its_table():
     assert meaning("analyze_heads", "rank") == COLUMNS["rank"].meaning
     assert "among all heads of all earlier layers" in meaning("k_composition", "rank")
     assert meaning("band_effects", "delta") != meaning("ablation_sweep", "delta")
-    with pytest.raises(ValueError, match=r"there is no table 'heads'; there are ablation_sweep, .*analyze_heads, "):
+    with pytest.raises(ValueError, match=r"there is no table 'heads': choose one of ablation_sweep, .*analyze_heads, "):
         describe_table("heads")
 
 

@@ -93,15 +93,15 @@ def test_a_joined_table_can_be_joined_and_reported():
     [
         (lambda: sweep(weights_by_layer={"1": "c" * 64}), "other weights than .* ablation_sweep: the hash of layer 1"),
         (lambda: sweep(weights_by_layer={"7": "c" * 64}), "are of one model: they have no layer in common"),
-        (lambda: sweep(backend="hooked", model="other"), "of model tiny, the rows of .* are of model other"),
-        (lambda: sweep(n_layers=4), "of n_layers 2, the rows of .* are of n_layers 4"),
-        (lambda: sweep().assign(layer=[9, 1, 0, 0]), "holds L9H1, which the table of heads lacks"),
+        (lambda: sweep(backend="hooked", model="other"), "made with model tiny, the rows of .* with model other"),
+        (lambda: sweep(n_layers=4), "made with n_layers 2, the rows of .* with n_layers 4"),
+        (lambda: sweep().assign(layer=[9, 1, 0, 0]), "has a row for L9H1, which the table of heads lacks"),
         (lambda: pd.concat([sweep(), sweep()]), "several rows for layer 1, head 1, part rope_phase"),
-        (lambda: heads().drop(columns="name"), "has the column prev, which stands there already: .*other=table"),
+        (lambda: heads().drop(columns="name"), "the column prev, which the joined table has already: .*other=table"),
         (lambda: pd.concat([heads()] * 2), "several rows for layer 0, head 0: .*none of part, .* tells them apart"),
         (lambda: sweep().assign(part=None), "a row without part"),
         (lambda: sweep().assign(part=["a b", "a_b", "a b", "a_b"], layer=0, head=[0, 0, 1, 1]), "spelled alike"),
-        (lambda: sweep().assign(receiver="L1H1.k"), "layer and head of the table ablation_sweep are those of a sender"),
+        (lambda: sweep().assign(receiver="L1H1.k"), "ablation_sweep has a row per edge: its layer and head"),
         (lambda: sweep().drop(columns="head"), "has no column head"),
     ],
 )  # fmt: skip
@@ -136,7 +136,7 @@ def test_sweeps_on_several_tasks_stand_side_by_side():
     for column, task in (("delta", "names"), ("years_delta", "the years"), ("text_delta", "text")):
         assert joined[column].tolist() == (f"{task} " + joined["name"] + " " + joined["position"]).tolist()
     meaning = describe_columns(joined).set_index("name")["meaning"]
-    assert meaning["years_delta"] == meaning["delta"] + " On the task the years."
+    assert meaning["years_delta"] == meaning["delta"] + " Measured on the task the years."
     assert joined.attrs["task"] == "names"
     assert joined.attrs["joined"]["years"]["tokens_sha256"] == "the years"
 
@@ -151,11 +151,11 @@ def test_rows_that_another_task_lacks_are_missing_and_foreign_ones_are_refused()
     part = on("text")
     joined = join(on("names"), text=part[part["name"] == "a"])
     assert joined["text_delta"].isna().tolist() == (joined["name"] == "b").tolist()
-    with pytest.raises(ValueError, match=r"the table text holds b, part output, position .*, which the table of heads"):
+    with pytest.raises(ValueError, match=r"table text has a row for b, part output, position .*, which the table"):
         join(part[part["name"] == "a"], text=on("names"))
     with pytest.raises(ValueError, match=r"has several rows for layer -1, head -1, name .*, part output, position"):
         join(pd.concat([on("names")] * 2), text=part)
-    with pytest.raises(ValueError, match=r"has the column delta, which stands there already: .*other=table"):
+    with pytest.raises(ValueError, match=r"has the column delta, which the joined table has already: .*other=table"):
         join(on("names"), part)
 
 
@@ -178,7 +178,8 @@ def test_what_is_not_the_same_cut_is_refused(changes):
     [name] = changes
     for one, other in ((on("names"), on("text", **changes)), (on("names", **changes), on("text"))):
         with pytest.raises(
-            ValueError, match=f"table text is not the same cut as .*: {name} is .* there and .* here. Me"
+            ValueError,
+            match=f"table text and .* do not remove the same .*: {name} is .* in .* and .* in .*heads. Me",
         ):
             join(one, text=other)
 
@@ -186,7 +187,7 @@ def test_what_is_not_the_same_cut_is_refused(changes):
 def test_other_weights_and_another_part_are_refused():
     with pytest.raises(ValueError, match=r"other weights than .* table text: the hash of layer 1"):
         join(on("names"), text=on("text", weights_by_layer={"1": "c" * 64}))
-    with pytest.raises(ValueError, match="the table text holds a, part zeros, position"):
+    with pytest.raises(ValueError, match="the table text has a row for a, part zeros, position"):
         join(on("names"), text=on("text").assign(part="zeros"))
 
 
@@ -249,7 +250,10 @@ def test_an_output_that_becomes_its_pair_on_one_task_alone_is_refused():
     def swept(task, heads=sets, part="output"):
         return tls.ablation_sweep(model, part, heads=heads, task=task, control="random", draws=1)
 
-    with pytest.raises(ValueError, match="replace is 'zero' there and 'counterfactual' here"):
+    with pytest.raises(ValueError, match=r"replace is 'zero' in the table .* and 'counterfactual' in"):
         join(swept(pairs("names", 3)), text=swept(text))
-    with pytest.raises(ValueError, match=r"sets is {'a': \['L0H1', 'L1H3'\]} there and {'a': \['L0H1', 'L1H2'\]} here"):
+    with pytest.raises(
+        ValueError,
+        match=r"sets is {'a': \['L0H1', 'L1H3'\]} in .* and {'a': \['L0H1', 'L1H2'\]} in",
+    ):
         join(swept(text), text=swept(text, {"a": ["L0H1", "L1H3"]}))

@@ -45,16 +45,16 @@ def table_of(name, **columns):
 
 
 OLDER = {
-    "heads": (lambda: heads(None), "copying may mean .* W_U was taken as the model held it"),
-    "heads that say so": (lambda: heads(0), "copying may mean something else than now. W_U"),
+    "heads": (lambda: heads(None), "copying may mean .* W_U was used as the model held it"),
+    "heads that say so": (lambda: heads(0), "copying may mean something else than now. Before, W_U"),
     "copying alone": (lambda: table_of("copying_scores", positivity=0.5), "positivity may mean .* W_U"),
     "a history": (lambda: table_of("head_history.heads", copying=0.5), "copying may mean .* W_U"),
     "many models": (lambda: table_of("analyze_models.heads", copying=0.5), "copying may mean .* W_U"),
     "a comparison": (lambda: table_of("compare_heads", copying_a=0.5, copying_diff=0), "copying_a, copying_diff may"),
-    "outputs of pairs": (sweep, 'part may mean .* "output" was the output set to zero'),
-    "a summary": (lambda: table_of("summarize_sweep", part="output"), 'part may mean .* "output" was'),
+    "outputs of pairs": (sweep, 'part may mean .* "output" set the output to zero'),
+    "a summary": (lambda: table_of("summarize_sweep", part="output"), 'part may mean .* "output" set'),
     "a control": (lambda: sweep(part="rotary_band"), "control_p may mean .* random scores of equal size"),
-    "a circuit": (lambda: table_of("faithfulness", low=0.1, high=0.2), "low, high may mean .* percentiles"),
+    "a circuit": (lambda: table_of("faithfulness", low=0.1, high=0.2), "low, high may mean .* percentile"),
     "positional": (lambda: table_of("positional_symbolic", s_pos=0.1, s_sym=0.2), "s_pos, s_sym may mean .* window"),
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_older_is_read_and_its_columns_are_named(make, said, tmp_
     table, path = make(), tmp_path / "old.parquet"
     write_table(table, path)
     with pytest.warns(
-        UserWarning, match=f"{re.escape(str(path))} was made before a change, or does not say: {said}"
+        UserWarning, match=f"{re.escape(str(path))} was made before a change, or does not record its version: {said}"
     ) as caught:
         read = read_table(path)
     assert [warning.filename for warning in caught] == [__file__]
@@ -93,7 +93,7 @@ def test_what_no_change_concerns_is_read_without_a_word(make, tmp_path):
 
 def test_a_table_of_a_newer_version_says_so(tmp_path):
     write_table(heads(len(CHANGES) + 1), tmp_path / "table.parquet")
-    with pytest.warns(UserWarning, match="made by a newer version of tlspectral, in which columns may mean"):
+    with pytest.warns(UserWarning, match="made by a newer version of tlspectral, whose columns may mean"):
         read_table(tmp_path / "table.parquet")
 
 
@@ -136,7 +136,7 @@ def test_a_new_head_table_goes_through_a_file_without_a_word(tmp_path):
 
 
 def test_a_join_names_the_older_table_and_keeps_saying_so(tmp_path):
-    with pytest.warns(UserWarning, match='the table ablation_sweep was .*: part may mean .* "output" was'):
+    with pytest.warns(UserWarning, match='the table ablation_sweep was .*: part may mean .* "output" set'):
         joined = join(heads(), sweep(), text=sweep(len(CHANGES)))
     assert joined.attrs["meanings"] == len(CHANGES)
     write_table(joined, tmp_path / "joined.parquet")
@@ -160,7 +160,7 @@ def test_a_joined_table_from_before_is_named_too(tmp_path):
     write_table(joined, tmp_path / "joined.parquet")
     with pytest.warns(UserWarning, match="may mean something else") as caught:
         read_table(tmp_path / "joined.parquet")
-    assert [re.findall(r"say: ([\w, ]+) may", str(one.message))[0] for one in caught] == [
+    assert [re.findall(r"version: ([\w, ]+) may", str(one.message))[0] for one in caught] == [
         "copying", "text_output_delta, text_output_control_p"
     ]  # fmt: skip
 

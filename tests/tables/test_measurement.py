@@ -100,7 +100,7 @@ def test_a_part_that_fails_is_noted_and_the_others_are_made(tmp_path, n_jobs):
 def test_a_backend_that_returns_all_results_at_the_end_is_refused():
     with (
         joblib.parallel_config(backend="multiprocessing"),
-        pytest.raises(ValueError, match='MultiprocessingBackend cannot hand on results one by one: configure "loky"'),
+        pytest.raises(ValueError, match='MultiprocessingBackend cannot return results one by one: use "loky"'),
     ):
         finished(parts_of(2), n_jobs=2)
 
@@ -214,7 +214,7 @@ def test_a_stopped_work_continues(tmp_path, n_jobs):
     with pytest.raises(KeyboardInterrupt, match=r"2 of 3 parts are in .*parts; the same call goes on") as raised:
         finished(parts_of(3, stops), folder)
     assert raised.value.__suppress_context__  # a notebook shows no second traceback
-    with pytest.raises(KeyboardInterrupt, match="nothing is kept: with a folder"):
+    with pytest.raises(KeyboardInterrupt, match="nothing is kept: give folder="):
         finished(parts_of(3, stops))
     made = []
     with joblib.parallel_config(backend="threading"):
@@ -308,7 +308,7 @@ def test_a_part_that_cannot_be_read_says_why_and_that_it_can_be_made_again(tmp_p
         file.write_bytes(file.read_bytes()[:-20])
     said = {"damaged": "is a damaged or cut-off", "newer": "has table format 9; .*upgrade tlspectral"}[change]
     with pytest.raises(
-        IncompatibleCheckpoint, match=rf"{file.name} .*{said}.*, or remove it, so that it is made again"
+        IncompatibleCheckpoint, match=rf"{file.name} .*{said}.*: remove the file, and the job is made again"
     ):
         finished(parts_of(1), folder)
 
@@ -318,7 +318,7 @@ def test_a_folder_is_found_in_the_home_folder_and_is_no_file(tmp_path, monkeypat
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert open_resume_folder("~/sweeps/a", {}).path == tmp_path / "sweeps" / "a"
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match=r"folder='.*file' is a file: name a folder"):
+    with pytest.raises(ValueError, match=r"folder='.*file' is a file: give a folder"):
         open_resume_folder(tmp_path / "file", {})
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"is a link to .*nowhere, which does not exist"):
@@ -337,16 +337,19 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
         return Measurement(ABLATION_SWEEP, settings, identity=identity, folder=ours, score=lambda: [score, then]).kept
 
     opened({"a": 1}, b=lambda: long)
-    with pytest.raises(IncompatibleCheckpoint, match=r"other a, b, c \(a: 1 there, 2 now\): choose another folder"):
+    with pytest.raises(
+        IncompatibleCheckpoint,
+        match=r"other a, b, c \(a: 1 there, 2 now\): use the same",
+    ):
         opened({"a": 2}, c=3)
     with pytest.raises(IncompatibleCheckpoint, match=r'other b \(b: "x{36}\.\.\. there, null now\)'):
         opened({"a": 1})
     # Another machine moves a score by 1e-6, other hooks by more than 1e-4.
     assert opened({"a": 1}, 1.5 + 1e-5, b=long).noted == {"intact_values": [1.5, 2.5]}
     for score in (1.5 - 2e-4, 1.5 + 2e-4, float("nan")):
-        with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 of prompt 0.*other hooks on the model"):
+        with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 on prompt 0.*[Oo]ther hooks on the model"):
             opened({"a": 1}, score, b=long)
-    with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 of prompt 0 .* now it is 2\.500000"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 on prompt 0, now it has 2\.500000"):
         opened({"a": 1}, 2.5, 1.5, b=long)  # the mean is the same
     settings = json.loads((ours / "settings.json").read_text())
     (ours / "settings.json").write_text(json.dumps({**settings, "intact_values": "high"}))

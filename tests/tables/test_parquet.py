@@ -233,24 +233,34 @@ def beside(**columns):
     [
         (with_attrs({"check": {"values": np.zeros(2)}}), "a", ValueError, r"df\.attrs\['check'\]\['values'\] is a nd"),
         (with_attrs({"layers": [1, {2}]}), "a", ValueError, r"df\.attrs\['layers'\]\[1\] is a set"),
-        (with_attrs({"per_layer": {0: 1.0}}), "a", ValueError, r"attrs\['per_layer'\] has the key 0: JSON"),
+        (with_attrs({"per_layer": {0: 1.0}}), "a", ValueError, r"attrs\['per_layer'\] has the key 0, but JSON"),
         (heads(), "nowhere/a", FileNotFoundError, "the folder .*nowhere does not exist"),
         (heads(), ".", IsADirectoryError, "is a folder"),
-        (3, "a", TypeError, "write_table writes a DataFrame; found int"),
-        (beside(mixed=[1, "a"]), "a", ValueError, "^column mixed holds int, str, which parquet cannot hold .*one type"),
+        (3, "a", TypeError, "write_table needs a DataFrame; found int"),
+        (
+            beside(mixed=[1, "a"]),
+            "a",
+            ValueError,
+            "^column mixed holds int, str, which parquet cannot .*one type",
+        ),
         (beside(kinds=pd.Categorical([1, "a"])), "a", ValueError, "^column kinds holds int, str"),
         (beside(rows=[[1], ["a"]]), "a", ValueError, r"^column rows holds list, .*\(Could not convert 'a'"),
-        (beside(paths=[Path("a")] * 2), "a", ValueError, "^column paths holds .*Path, which parquet cannot hold"),
+        (beside(paths=[Path("a")] * 2), "a", ValueError, "^column paths holds .*Path, which parquet cannot store"),
         (beside(turns=[1j, 2j]), "a", ValueError, "^column turns holds complex"),
         (beside(large=[2**80, 1]), "a", ValueError, "^column large holds int, .*too large"),
         (beside(nothing=[{}, {}]), "a", ValueError, "^column nothing holds dict"),
-        (beside().set_axis([1, "a"]), "a", ValueError, "^the index holds int, str, which parquet cannot hold"),
+        (beside().set_axis([1, "a"]), "a", ValueError, "^the index holds int, str, which parquet cannot store"),
         (beside(third=pd.cut([0, 1], 3)), "a", ValueError, "^column third holds Interval, .*or leave it out"),
         (beside().groupby(pd.cut([0, 1], 3), observed=True).mean(), "a", ValueError, "^the index holds Interval, "),
         (beside(draws=pd.Series([[1.0], [2.0]], dtype=LISTS)), "a", ValueError, "^column draws holds list, "),
-        (beside(**{"0": 1}).rename(columns={"head": 0}), "a", ValueError, "^several columns are called 0: give each"),
-        (pd.concat([beside(), beside()], axis=1), "a", ValueError, "^several columns are called head, layer: give"),
-        (pd.concat([beside(), beside()], axis=1), "a.csv", ValueError, "^several columns are called head, layer: give"),
+        (beside(**{"0": 1}).rename(columns={"head": 0}), "a", ValueError, "^several columns are called 0: rename"),
+        (pd.concat([beside(), beside()], axis=1), "a", ValueError, "^several columns are called head, layer: rename"),
+        (
+            pd.concat([beside(), beside()], axis=1),
+            "a.csv",
+            ValueError,
+            "^several columns are called head, layer: rename",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, frame, at, error, words):
@@ -406,3 +416,18 @@ def test_csv_has_the_numbers_and_beside_it_the_meaning_of_its_columns(tmp_path):
     assert pd.read_csv(tmp_path / "labelled.csv").columns.tolist() == ["layer", "D_head"]
     with pytest.raises(ValueError, match=r"heads\.csv is CSV, .*pandas\.read_csv"):
         read_table(tmp_path / "heads.csv")
+
+
+def test_columns_of_an_earlier_release_get_their_names_of_now(tmp_path):
+    earlier = pd.DataFrame({"name": ["L0H0"], "random_delta": [0.5], "random_overlap": [0.25], "random_draws": [2]})
+    earlier.attrs = {"table": "band_effects"}
+    other = earlier.copy()
+    other.attrs = {"table": "of my own"}
+    for table, file in ((earlier, "bands.parquet"), (other, "other.parquet")):
+        write_table(table, tmp_path / file)
+    with pytest.warns(UserWarning, match=r"bands\.parquet .* random_delta is now control_delta, random_overlap is now"):
+        table = read_table(tmp_path / "bands.parquet")
+    # Draws were a count, which no column is now.
+    assert list(table) == ["name", "control_delta", "control_overlap", "random_draws"]
+    assert table["control_delta"].tolist() == [0.5]
+    assert list(read_table(tmp_path / "other.parquet")) == list(other)

@@ -49,7 +49,7 @@ def a_layer_is_a_job(monkeypatch):
 
 @functools.cache
 def drawn(count=3):
-    return repeated_sequences(attention_view(shared("bridge", "llama")), count, 8, seed=1)
+    return repeated_sequences(attention_view(shared("bridge", "llama")), n_sequences=count, segment_length=8, seed=1)
 
 
 @functools.cache
@@ -363,7 +363,7 @@ ROWS = {
             (other("predict"), {"task": replace(margin(TWO), predict=[3])}),
             (other("positions"), {"task": replace(margin(TWO), positions={"S": 1})}),
             (other("counterfactual"), {"task": replace(margin(TWO), counterfactual=TWO[::-1])}),
-            ("holds 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
+            ("has 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
         ],
         served=[(1, {"checkpoints": [("three", "tiny-rope"), ("one", "tiny-rope-sym")]})],
     ),
@@ -496,9 +496,7 @@ def test_other_hooks_on_a_model_of_a_history_are_refused(tmp_path):
     history(tmp_path, [("one", model)])
     history(tmp_path, [("one", model)])
     model.add_hook("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)
-    with pytest.raises(
-        IncompatibleCheckpoint, match=r"holds 'one' with other hooks on the model \(none there, .*hook_z"
-    ):
+    with pytest.raises(IncompatibleCheckpoint, match=r"has 'one' with other hooks on the model \(none there, .*hook_z"):
         history(tmp_path, [("one", model)])
 
 

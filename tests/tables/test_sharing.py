@@ -101,14 +101,14 @@ def test_a_shard_that_does_not_exist_is_refused(index, count):
 
 
 def test_a_shard_that_is_never_entered_warns():
-    with pytest.warns(UserWarning, match=r"never entered, so this process makes all jobs: write `with tls"):
+    with pytest.warns(UserWarning, match=r"without `with`, so this process makes all jobs: write `with tls"):
         shard(1, 2)
 
 
 def test_what_cannot_be_shared_is_refused(work):
-    with shard(1, 2), pytest.raises(ValueError, match="needs a folder that the other shards see"):
+    with shard(1, 2), pytest.raises(ValueError, match="needs a folder that all shards can read"):
         finished(work.parts())
-    with shard(1, 2), pytest.raises(ValueError, match="jobs of a generator cannot be shared out"):
+    with shard(1, 2), pytest.raises(ValueError, match="a generator of models or jobs cannot be shared out"):
         finished(iter(work.parts()), work.folder)
     assert work.made == []
 
@@ -222,7 +222,7 @@ def test_collect_makes_no_part(monkeypatch):
 @pytest.mark.usefixtures("inside")
 def test_collect_of_parts_that_a_function_made():
     model = tls.load_model("tiny-rope")
-    assert "holds no work of shards" in run("collect", ".").stderr
+    assert "has no work of shards" in run("collect", ".").stderr
     for index, status in ((1, 1), (2, 0)):
         with shard(index, 2):
             tls.ablation_sweep(model, "output", folder="sweep")
@@ -234,9 +234,9 @@ def test_collect_of_parts_that_a_function_made():
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["ablate", "tiny-rope", "--heads", "all"], "goes with --folder"),
-        (["analyze", "tiny-rope", "--no-detectors"], "goes with --folder"),
-        (["positional", "tiny-rope"], "goes with --output"),
+        (["ablate", "tiny-rope", "--heads", "all"], "needs --folder, a folder"),
+        (["analyze", "tiny-rope", "--no-detectors"], "needs --folder, a folder"),
+        (["positional", "tiny-rope"], "needs --output, a folder"),
         (["ablate", "tiny-rope", "--heads", "all", "--folder", "sweep", "--shard", "0/16"], "shards count from 1"),
         (["ablate", "tiny-rope", "--heads", "all", "--folder", "sweep", "--shard", "3-16"], "such as 3/16"),
     ],

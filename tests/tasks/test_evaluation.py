@@ -118,8 +118,8 @@ def test_a_single_word_names_a_data_set(monkeypatch):
     [
         (language_loss, None, "no tokenizer"),
         (language_loss, "some text", "no tokenizer"),
-        (language_loss, torch.zeros(2, 1, dtype=torch.long), "row 0 has 1 real token, and nothing is predicted"),
-        (induction_loss, zoo.prompt(2, 21), r"\[BOS, r, r\].*found shape \(2, 21\)"),
+        (language_loss, torch.zeros(2, 1, dtype=torch.long), "row 0 has 1 real token, so it predicts none"),
+        (induction_loss, zoo.prompt(2, 21), r"shape \(2, 21\) are not repeated sequences: .*\[BOS, r, r\]"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(loss, given, said):

@@ -145,10 +145,10 @@ def asked(prompts=PROMPTS, metric=last_margin, **options):
 
 REFUSED = {
     "an answer that is both": (lambda: answered(3, 3), "prompt 0: token 3 is a correct and a wrong answer"),
-    "two answers": (lambda: answered([3, 4], 5), "the 3 prompts; found 2"),
-    "no answer": (lambda: answered([3, [], 4], 5), "prompt 1 has no correct answer"),
+    "two answers": (lambda: answered([3, 4], 5), "answers of 2 prompts, and there are 3 prompts"),
+    "no answer": (lambda: answered([3, [], 4], 5), "correct is an empty list for prompt 1"),
     "an id too large": (lambda: answered(3, 999), "wrong: token ids are 0 to"),
-    "a word": (lambda: answered("w3", 4), "correct: .*no tokenizer, so 'w3' cannot be read"),
+    "a word": (lambda: answered("w3", 4), "correct is 'w3', and this model has no tokenizer"),
     "no token": (lambda: asked([[1, 2], []]), "prompt 1 has no token"),
     "an id of a prompt": (lambda: asked([[1, 999]]), "token ids are 0 to"),
     "too long": (lambda: asked([[1] * 200]), "prompt 0 has 200 tokens, and the model's context is"),
@@ -160,13 +160,13 @@ REFUSED = {
     "numpy": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0].numpy()), r"found shape \(3,\) of ndarray"),
     "complex": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] + 0j), "of torch.complex64"),
     "no data": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0].to("meta")), "on meta"),
-    "nan": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] / 0 * 0), "is nan for sequence 0"),
+    "nan": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] / 0 * 0), "returned nan for sequence 0"),
     "infinite": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] / torch.tensor([1, 0, 1])), "for sequence 1"),
     "a position too far": (lambda: asked(predict=4), "predict: prompt 0 has no position 4; it has 4 tokens"),
     "a position before the first": (lambda: asked(predict=-3), "prompt 1 has no position -3; it has 2 tokens"),
-    "no positions": (lambda: asked(predict=slice(9, None)), "chooses no position"),
-    "one label": (lambda: asked(labels=pd.DataFrame({"kind": ["a"]})), "1 rows and there are 3 sequences"),
-    "one attention": (lambda: asked(attention=[[1, 0]]), r"query and a key position per sequence, \[3, 2\]"),
+    "no positions": (lambda: asked(predict=slice(9, None)), "selects no position"),
+    "one label": (lambda: asked(labels=pd.DataFrame({"kind": ["a"]})), "1 rows, and there are 3 sequences"),
+    "one attention": (lambda: asked(attention=[[1, 0]]), r"give a query and a key position, .*per sequence, \[3, 2\]"),
     "a later key": (lambda: asked(attention=(0, 1)), "attention of sequence 0: its key comes after its query"),
     **{  # The loss of other positions would be that of wrong tokens.
         f"a loss at {predict}": (
@@ -211,12 +211,15 @@ def made(returned):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"metric": lambda logits: logits}, "metric is a function of logits, tokens and mask, which"),
+        ({"metric": lambda logits: logits}, "metric is a function of logits, tokens and mask, in this"),
         ({"metric": SimpleNamespace(for_model=lambda view: view)}, "for_model of a metric is a function of view and"),
-        ({"metric": made(None)}, "the metric that for_model of SimpleNamespace returns is a function .*; found None"),
-        ({"metric": made(lambda logits: logits)}, r"for_model of SimpleNamespace returns .*; found <lambda>\(logits\)"),
+        ({"metric": made(None)}, "the result of for_model of the metric SimpleNamespace is None: give a function"),
+        (
+            {"metric": made(lambda logits: logits)},
+            r"for_model of the metric SimpleNamespace is a .*; found <lambda>\(logits\)",
+        ),
         ({"predict": lambda: -1}, r"predict is a function of the width of the prompts; found <lambda>\(\)"),
-        ({"predict": lambda width: width / 2}, r"predict are whole numbers, .*; found 2\.5"),
+        ({"predict": lambda width: width / 2}, r"predict: give whole numbers, .*; found 2\.5"),
     ],
 )
 def test_functions_of_other_arguments_or_results_are_refused(options, said):
@@ -261,7 +264,7 @@ def test_a_metric_that_is_not_finite_is_refused_where_its_gradient_is_read():
     def metric(logits, tokens, mask):
         return logits[:, -1, 3] * (torch.nan if logits.requires_grad else 1.0)
 
-    with pytest.raises(ValueError, match="the metric of metric is nan for sequence 0"):
+    with pytest.raises(ValueError, match="the metric metric returned nan for sequence 0"):
         tls.ablation_sweep(
             shared("bridge", "llama"), "output", task=asked(metric=metric, predict=-1), screen="gradient"
         )
@@ -273,7 +276,7 @@ def test_too_many_logits_and_fields_of_other_types_are_refused(monkeypatch):
         tls.evaluate(shared("bridge", "llama"), tls.Task(PROMPTS, last_margin))
     # Called within: while tests run, the annotations of the class refuse them first.
     check = inspect.unwrap(tls.Task.__post_init__)
-    with pytest.raises(TypeError, match="metric is a function"):
+    with pytest.raises(TypeError, match="'loss' is not a metric: give a function"):
         check(SimpleNamespace(metric="loss", labels=None))
     with pytest.raises(TypeError, match="labels are a DataFrame"):
         check(SimpleNamespace(metric=last_margin, labels=[1, 2, 3]))
@@ -382,7 +385,7 @@ def test_the_difference_of_scores_is_paired():
     assert effect > 0.5
     assert effect - 0.5 == pytest.approx(1 / 30)
     other = MetricValue(np.array([1.0, 2.0, 3.0]), sequences_sha256="a")
-    with pytest.raises(ValueError, match="these are of other tokens"):
+    with pytest.raises(ValueError, match="these two values have other tokens"):
         other - MetricValue(np.array([1.0, 2.0, 3.0]), sequences_sha256="b")
 
 
@@ -458,7 +461,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("measure", MEASURED)
 def test_autocast_is_refused_where_it_would_round_what_is_measured(measure):
-    said = r"torch.autocast is on for cpu \(torch.bfloat16\), .*: measure outside of it"
+    said = r"torch.autocast is on for cpu \(torch.bfloat16\) .*: call this outside of it"
     with pytest.raises(ValueError, match=said), torch.autocast("cpu", dtype=torch.bfloat16):
         MEASURED[measure](shared("bridge", "llama"))
 
@@ -488,12 +491,12 @@ SCREENS = {
 @pytest.mark.parametrize("screen", SCREENS)
 def test_screens_without_gradients_are_refused_in_words(screen):
     pairs = tls.Task(PROMPTS, last_margin, counterfactual=[[9, 4, 9, 3], [9, 5], [9, 8, 2, 6, 7]])
-    said = "none are recorded under torch.inference_mode: call it outside"
+    said = "torch.inference_mode records none: call this outside"
     with pytest.raises(ValueError, match=said), torch.inference_mode():
         SCREENS[screen](shared("bridge", "llama"), pairs)
     with torch.inference_mode():
         made = zoo.bridge("llama")
-    with pytest.raises(ValueError, match=r"was loaded under torch.inference_mode, .*: load it outside of it"):
+    with pytest.raises(ValueError, match=r"was loaded under torch.inference_mode, .*: load the model outside of it"):
         SCREENS[screen](made, pairs)
 
 

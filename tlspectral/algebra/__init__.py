@@ -1,1 +1,1 @@
-"""Arrays in, arrays out: rotary phase, spectra, the matched random null. Knows no model and no table."""
+"""Functions from arrays to arrays: rotary phase, spectra of M = W_Q W_K^T, the matched random null."""

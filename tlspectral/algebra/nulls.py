@@ -1,6 +1,7 @@
-"""The matched random-orientation null (FP section 3): the singular values of a head, with Haar-random frames.
+"""Random null of a head's spectrum: its singular values with random (Haar) directions instead of its own.
 
-A draw needs only the k x k block V^T U of a Haar matrix of size n, so its cost does not depend on d_model.
+"Fingerprint, Not Blueprint" (FP), section 3. A draw is M_null = U diag(s) V^T. It needs only the k x k block V^T U of a
+random orthogonal n x n matrix, so the cost does not depend on d_model.
 """
 
 import threading
@@ -34,7 +35,10 @@ SPREAD_FLOOR = float(np.sqrt(np.finfo(np.float64).eps))
 
 
 class _Blocks(threading.local):
-    """The blocks of `one_thread` that are open: of this thread (`depth`), and of all."""
+    """Counts of open `one_thread` blocks: `depth` in this thread, `of_all` in all threads.
+
+    `outside`: torch's number of threads before the first block was opened.
+    """
 
     lock = threading.Lock()
     of_all = 0
@@ -47,13 +51,13 @@ _BLOCKS = _Blocks()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Pin torch to one thread and restore the old number at the end.
+    """Run a `with` block with one torch thread, then restore the previous number of threads.
 
-    Two BLAS threads on matrices of 64 x 64 are slower than one, and many times slower on a busy machine. torch keeps a
-    number for each thread of Python, and gives a new one the number that was set last in any. A thread that begins
-    while another one is in such a block is therefore given the number from outside of all blocks at the end.
+    Two BLAS threads on 64 x 64 matrices are slower than one, and many times slower on a busy machine.
     """
     with _Blocks.lock:
+        # torch keeps a number for each Python thread. A new thread starts with the number set last by any thread: if
+        # another thread is inside a block, this is 1, so the number from outside of all blocks is restored instead.
         before = torch.get_num_threads()
         if not _Blocks.of_all:
             _Blocks.outside = before
@@ -72,31 +76,31 @@ def one_thread() -> Iterator[None]:
 
 
 def block_generator(seed: int, n: int, k: int, *layer_and_head: int) -> np.random.Generator:
-    """Return the generator of the Haar blocks of size k of n, the same in every process and on every worker.
+    """Return the random generator for Haar k x k blocks of n x n matrices; equal arguments give equal draws.
 
-    Keyed by (seed, n, k), for blocks shared by all heads, or also by layer and head, for fresh ones.
+    Without `layer_and_head` all heads share the draws. With layer and head, each head has draws of its own.
     """
     key = (n, k, *layer_and_head)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=key)))
 
 
 def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64[Tensor, "draws k k"]:
-    """Return top-left k x k blocks of `draws` independent Haar matrices of O(n).
+    """Return the top-left k x k blocks of `draws` independent random (Haar) orthogonal n x n matrices.
 
-    The block is cut from the sign-fixed QR frame of an n x k Gaussian. With G its first k rows, the other n - k enter
-    only through their Gram matrix, so their Bartlett triangle T stands for them (T_ii^2 ~ chi2(n - k - i), i = 0..,
-    min(k, n - k) non-zero rows) and the block is G L^-T, L L^T = G^T G + T^T T. Raises ValueError unless 1 <= k <= n
-    and draws >= 0, and for blocks of more than 8 GiB.
+    Raises ValueError unless 1 <= k <= n and draws >= 0, and if the blocks take more than 8 GiB.
     """
     if not 1 <= k <= n or draws < 0:
         raise ValueError(f"a block needs 1 <= k <= n and draws >= 0, found k={k}, n={n}, draws={draws}")
     most = MOST_BYTES // (8 * k * k)
     if draws > most:
         raise ValueError(
-            f"{draws:,} draws of the null, blocks of {k} x {k} in float64, would take {8 * draws * k * k / 2**30:,.1f} "
-            f"GiB of memory: give null_draws of {most:,} at most (8 GiB); the error of z is about "
-            "sqrt((1 + z^2/2) / null_draws), and 100 are the default"
+            f"null_draws={draws:,} needs {8 * draws * k * k / 2**30:,.1f} GiB of memory (a {k} x {k} float64 block "
+            f"per draw), and the limit is 8 GiB: give null_draws={most:,} or less. The default is 100; the error of z "
+            "is about sqrt((1 + z^2/2) / null_draws)"
         )
+    # The block comes from the sign-fixed QR of an n x k Gaussian. G is its first k rows; the other n - k rows enter
+    # only through their Gram matrix T^T T. So their Bartlett triangle T is drawn instead, with T_ii^2 ~
+    # chi2(n - k - i) and min(k, n - k) non-zero rows. The block is G L^-T, where L L^T = G^T G + T^T T.
     rows = min(k, n - k)
     upper = torch.triu_indices(rows, k, offset=1)
     freedom = n - k - np.arange(rows)
@@ -121,7 +125,10 @@ def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64
 
 
 def haar_frame(n_rows: int, n_columns: int, key: Iterable[int]) -> Float64[Tensor, "rows columns"]:
-    """Draw orthonormal columns, uniform among all such frames, from a generator of their own for each key."""
+    """Return random orthonormal columns [n_rows, n_columns], uniform over all such matrices.
+
+    `key`: numbers that seed the draw; equal keys give equal columns.
+    """
     state = np.random.SeedSequence(list(key)).generate_state(1)[0]
     generator = torch.Generator().manual_seed(int(state))
     q, r = torch.linalg.qr(torch.randn(n_rows, n_columns, generator=generator, dtype=torch.float64))
@@ -129,7 +136,11 @@ def haar_frame(n_rows: int, n_columns: int, key: Iterable[int]) -> Float64[Tenso
 
 
 def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[float, Float64[np.ndarray, " heads"]]:
-    """Return E[x] and Var[x] of x = tr(M^2) / ||M||^2 under the null, exact (orthogonal Weingarten calculus)."""
+    """Return mean and variance of x = tr(M^2) / ||M||^2 for random directions: one mean, and a variance per head.
+
+    `singular_values`: of M for each head. `n`: dimension of M. Both numbers are exact (orthogonal Weingarten calculus).
+    The variance is NaN for a zero head.
+    """
     top = singular_values.max(axis=1, keepdims=True)
     squares = (singular_values / np.where(top > 0, top, np.nan)) ** 2
     concentration = (squares**2).sum(axis=1) / squares.sum(axis=1) ** 2
@@ -139,11 +150,12 @@ def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[f
 def dir_frac_null(
     singular_values: Float64[np.ndarray, "heads k"], n: int
 ) -> tuple[Float64[np.ndarray, " heads"], Float64[np.ndarray, " heads"]]:
-    """Return mean and standard deviation of dir_frac under the null, without a draw.
+    """Return mean and standard deviation of dir_frac for random directions, two arrays over heads, without drawing.
 
-    dir_frac^2 = (1 - x) / 2 with E[x] = 1/n and the exact Var[x]; the root by the delta method, whose own error is of
-    order n^-2 relative to the deviation. The deviation is about 1/(2n), so nearly every trained head has a large z.
-    n is 2 or more. NaN for a zero head.
+    dir_frac = ||M_A|| / ||M|| is the antisymmetric share of a matrix M with the head's singular values. dir_frac^2 = (1
+    - x) / 2, where x = tr(M^2) / ||M||^2 has the mean 1/n and a known variance. The square root is taken by the delta
+    method; its relative error in the deviation is of order n^-2. The deviation is about 1/(2n), so nearly every trained
+    head has a large z. `n`: dimension of M, at least 2. NaN for a zero head.
     """
     mean, variance = _moments(singular_values, n)
     centre = np.sqrt((1 - mean) / 2)
@@ -155,15 +167,16 @@ def null_draws(
     blocks: Float64[Tensor, "draws k k"],
     dtype: Literal["float32", "float64"] = "float64",
 ) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
-    """Return the four metrics of one head's draws, and x = tr(M^2) / ||M||^2 of each.
+    """Return metrics of random draws of one head: a dict of arrays (dir_frac, D_head, imag_mass, henrici), and x.
 
-    The core of a draw is diag(s) B with B a Haar block of size k, and s of norm 1. With `dtype="float32"` and k of
-    FLOAT32_FROM or more, eigenvalues are taken in float32; the largest s lies between 1 / sqrt(k) and 1, so nothing
-    overflows. The first COMPARED_DRAWS draws are taken in both precisions. Where the root mean square difference of a
-    metric reaches ROUNDING_SHARE of the Monte-Carlo error of its mean, sd / sqrt(draws), all draws of the head are
-    taken in float64; so are the draws of a head of rank 1, whose D_head has no spread but rounding.
+    x = tr(M^2) / ||M||^2 of each draw. `blocks` come from `haar_blocks`. A draw has the eigenvalues of diag(s) B, with
+    a block B and the singular values s scaled to norm 1. `dtype="float32"` takes eigenvalues in float32 if k >=
+    FLOAT32_FROM and if a comparison on the first COMPARED_DRAWS draws shows that rounding is below ROUNDING_SHARE of
+    the Monte-Carlo error of each mean. Otherwise all draws use float64.
     """
     if dtype == "float32" and len(singular_values) >= FLOAT32_FROM and len(blocks) > COMPARED_DRAWS:
+        # The largest s lies between 1 / sqrt(k) and 1, so nothing overflows. A head of rank 1 falls back to float64:
+        # its D_head has no spread but rounding.
         compared, rest = blocks[:COMPARED_DRAWS], blocks[COMPARED_DRAWS:]
         exact, control = metrics_of_draws(singular_values, compared, torch.float64)
         rounded, _ = metrics_of_draws(singular_values, compared, torch.float32)
@@ -177,6 +190,10 @@ def null_draws(
 def _rounding_is_small(
     exact: Float64[np.ndarray, " compared"], rounded: Float64[np.ndarray, " compared"], draws: int
 ) -> bool:
+    """Return True if float32 rounding of a metric is small beside the Monte-Carlo error of its mean over `draws` draws.
+
+    `exact`, `rounded`: values of the metric in float64 and in float32 for the same draws.
+    """
     error = float(np.sqrt(((rounded - exact) ** 2).mean()))
     spread = float(exact.std())
     return spread > SPREAD_FLOOR and error < ROUNDING_SHARE * spread / draws**0.5
@@ -185,7 +202,11 @@ def _rounding_is_small(
 def metrics_of_draws(
     singular_values: Float64[np.ndarray, " k"], blocks: Float64[Tensor, "draws k k"], dtype: torch.dtype
 ) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
-    """Return what `null_draws` returns, all eigenvalues taken in one precision."""
+    """Return metrics of random draws of one head: a dict of arrays (dir_frac, D_head, imag_mass, henrici), and x.
+
+    x = tr(M^2) / ||M||^2 of each draw. `blocks`: from `haar_blocks`. `dtype`: precision in which eigenvalues are
+    computed.
+    """
     size = float(np.linalg.norm(singular_values))
     scaled = torch.from_numpy(singular_values / size)[:, None]
     with one_thread():
@@ -206,12 +227,11 @@ def metrics_of_draws(
 def controlled_moments(
     draws: Float64[np.ndarray, " draws"], control: Float64[np.ndarray, " draws"], mean: float, variance: float
 ) -> tuple[float, float, bool, bool]:
-    """Return mean and standard deviation (ddof 0) of the draws, and whether each used the control variate.
+    """Return mean and standard deviation (ddof 0) of a metric's draws, with a control variate if it helps.
 
-    `mean` and `variance` are the known moments of `control`. Each of the two numbers uses the control only where its
-    own estimated variance is lower: for the mean, the variance of the residual with the factor (R - 2) / (R - 3) for
-    the fitted slope; for the deviation, the variance of the influences of slope^2 Var[x] + residual variance against
-    the variance of the influences of the plain variance. The plain number wins ties and is used below four draws.
+    Two flags follow: was the control variate used for the mean, and for the deviation? `control`: x = tr(M^2) / ||M||^2
+    of the same draws; its exact `mean` and `variance` are known. The control variate is used for a number only if its
+    estimated variance is lower than without it, and only from four draws on.
     """
     count, centred, offset = len(draws), draws - draws.mean(), control - control.mean()
     plain_mean, plain_variance = float(draws.mean()), float((centred**2).mean())
@@ -221,7 +241,9 @@ def controlled_moments(
     slope = float((centred * offset).mean()) / spread
     residual = centred - slope * offset
     residual_variance = float((residual**2).mean())
+    # Variance of the mean, with the factor (R - 2) / (R - 3) for the fitted slope.
     mean_used = residual_variance / (count - 3) < plain_variance / (count - 1)
+    # Variance of the influences of slope^2 Var[x] + residual variance, against those of the plain variance.
     influence = residual**2 + 2 * slope * offset * residual
     deviation_used = float(influence.var()) < float((centred**2).var())
     best_mean = plain_mean - slope * (float(control.mean()) - mean) if mean_used else plain_mean
@@ -236,21 +258,29 @@ def null_statistics(
     n: int,
     dtype: Literal["float32", "float64"] = "float64",
 ) -> dict[str, Float64[np.ndarray, " heads"] | Bool[np.ndarray, " heads"]]:
-    """Return the null of dir_frac, D_head, imag_mass and henrici, and where the observed heads stand in it.
+    """Return null mean, null deviation, z and percentile of dir_frac, D_head, imag_mass and henrici for each head.
 
-    `singular_values`: of each head, k = min(d_head, n). `observed`: the four columns of the same heads. `blocks`: from
-    `haar_blocks(n, k, ...)`, shared by all heads, or a function of a head's index for fresh ones. `n`: d_model,
-    or d_model - 1 for LayerNorm. `dtype`: of the draws' eigenvalues, see `null_draws`.
+    Args:
+        singular_values: of M, for each head; k = min(d_head, n).
+        observed: the four metrics of the same heads, by column name.
+        blocks: from `haar_blocks(n, k, ...)`, shared by all heads; or a function from a head's index to its own blocks.
+        n: d_model, or d_model - 1 for LayerNorm.
+        dtype: precision of the draws' eigenvalues. "float32" is used only where rounding is far below the Monte-Carlo
+            error.
 
-    Per column c: `{c}_null_mean`, `{c}_null_std` (ddof 0), `{c}_z` = (observed - mean) / std, `{c}_null_pct` = share of
-    raw draws at or below the observed value, no finer than 1/(draws + 1); and, but for dir_frac, whose mean and std are
-    closed forms, `{c}_null_mean_controlled` and `{c}_null_std_controlled`: whether x served as control variate.
-    All is NaN for a zero head; z is NaN where std is 0 or the observed value NaN. Without draws only dir_frac has a
-    mean, a std and a z.
+    Returns:
+        Dict from column name to an array over heads. For each metric c:
+        `{c}_null_mean`, `{c}_null_std`: moments of the null (ddof 0). Closed forms for dir_frac.
+        `{c}_z`: (observed - mean) / std. NaN if std is 0.
+        `{c}_null_pct`: share of the draws at or below the observed value; as a p value no finer than 1/(draws + 1).
+        `{c}_null_mean_controlled`, `{c}_null_std_controlled`: whether x was used as control variate; not for dir_frac.
+        A zero head has NaN everywhere. Without draws only dir_frac has a mean, a std and a z.
 
-    The Monte-Carlo error of z is about sqrt((1 + z^2/2) / draws), and with shared blocks it is common to all heads. The
-    null depends on the head's own singular values, so z of heads with different spectra are not on one scale, and a
-    large z says that the frames are not random, not that the head does anything with it (FP section 3).
+    The Monte-Carlo error of z is about sqrt((1 + z^2/2) / draws); with shared blocks it is the same error for all
+    heads. The null depends on a head's own singular values, so z of heads with different spectra are not on one scale.
+
+    Not established: that a head uses its directions. A large z says that they are not random ("Fingerprint, Not
+    Blueprint", section 3).
     """
     heads = len(singular_values)
     result: dict[str, Float64[np.ndarray, " heads"] | Bool[np.ndarray, " heads"]] = {}

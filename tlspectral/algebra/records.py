@@ -1,13 +1,13 @@
-"""Records of tensors in one line."""
+"""`one_line`: the `__repr__` of dataclasses that hold tensors."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 
 def one_line(self: Any) -> str:
-    """Return a dataclass as one line: the shapes of its tensors, and the class names of records within it.
+    """Return a dataclass as one line of text: shapes instead of tensors, class names instead of nested dataclasses.
 
-    It is the `__repr__` of such a class. Fields that are None are left out, and fields with `repr=False`.
+    It serves as `__repr__`. Fields that are None, or declared with `repr=False`, are left out.
     """
     shown = []
     for field in fields(self):

@@ -1,12 +1,12 @@
-"""Rotary positions: which columns of a head form complex pairs, how fast each pair turns, and what phase a head uses.
+"""Rotary positions: the pairs of columns that rotate together, their frequencies, and the phase that a head uses.
 
-Conventions. A head's columns `(re_t, im_t)` are one complex coordinate, `w_t = W[:, re_t] + i W[:, im_t]`, that turns
-by `theta_t` radians per token. For a query at position m and a key at position n the score is
+Conventions. Columns `(re_t, im_t)` of a head form one complex coordinate, `w_t = W[:, re_t] + i W[:, im_t]`. It rotates
+by `theta_t` radians per token. The score of a query at position m and a key at position n is
 
     s(m, n) = sum_t  cos((m - n) theta_t) Re B_t  -  sin((m - n) theta_t) Im B_t,      B_t = x_m^T M_t x_n,
 
-with `M_t = w_q^t conj(w_k^t)^T`. "Fingerprint, Not Blueprint" (FP) counts the offset the other way, key minus query,
-which turns its eq. 5 into `s(D) - s(-D) = sum_t 2 sin(D theta_t) Im B_t`.
+with `M_t = w_q^t conj(w_k^t)^T`. "Fingerprint, Not Blueprint" (FP) counts the distance D as key minus query. Its eq. 5
+is then `s(D) - s(-D) = sum_t 2 sin(D theta_t) Im B_t`.
 """
 
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from tlspectral.containers import are_columns, is_array, plain, values
+from tlspectral.errors import shown
 
 Frequencies = Iterable[Any] | Tensor
 """Some rotary pairs of a layer: their indices, or a boolean mask."""
@@ -27,21 +28,21 @@ _HAVE_FLOAT64 = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class RotaryGeometry:
-    """The rotary pairs of a layer and how fast they rotate, as the model itself applies them.
+    """The rotary pairs of one layer and their frequencies, as the model applies them.
 
-    In an ordinary model all heads of a layer rotate alike. A spectral one ("Bifocal Attention", eq. 2) has frequencies
-    of its own per query head, and multiplies the query's pairs by `gain * exp(i phase)`, so that `M_t` becomes
-    `gain_t exp(i phase_t) M_t`.
+    In an ordinary model all heads of a layer rotate alike. A spectral layer (learned rotations, "Bifocal Attention",
+    eq. 2) has frequencies for each query head. It also multiplies the query's pairs by `gain * exp(i phase)`, which
+    turns M_t (the complex query-key matrix of pair t) into `gain_t exp(i phase_t) M_t`.
 
     Attributes:
-        theta: radians per token of each pair, in the model's own order (the first pair rotates fastest); of a spectral
-            layer [heads, pairs], equal within the query heads that share keys.
-        real_index, imag_index: columns of the head that hold each pair's real and imaginary coordinate.
-        d_head: columns of the head; those in no pair are not rotated.
-        attention_scaling: factor on rotated queries and on rotated keys (YaRN, LongRoPE); it enters a score squared.
-        valid_up_to: tokens up to which `theta` holds, None where it does not depend on the length.
-        gain, phase: of a spectral layer, factor and radians on each pair of the queries; None in an ordinary one.
-        mismatch: why the model does not rotate by `theta`, so that nothing is computed from it; None where it does.
+        theta: radians per token of each pair [pairs], in the model's own order (the first pair rotates fastest). In a
+            spectral layer [heads, pairs]; query heads that share keys have equal rows.
+        real_index, imag_index: columns of the head with the real and the imaginary coordinate of each pair.
+        d_head: number of columns of the head; columns in no pair are not rotated.
+        attention_scaling: factor on rotated queries and on rotated keys (YaRN, LongRoPE); a score has its square.
+        valid_up_to: number of tokens up to which `theta` is right; None if it does not depend on the length.
+        gain, phase: factor and radians on each pair of the queries in a spectral layer; None in an ordinary layer.
+        mismatch: reason why the model's rotation differs from `theta`; nothing is computed then. None if they agree.
     """
 
     theta: Float64[Tensor, "*heads pairs"]
@@ -56,23 +57,23 @@ class RotaryGeometry:
 
     @property
     def n_pairs(self) -> int:
-        """Number of complex pairs."""
+        """Number of rotary pairs."""
         return self.theta.shape[-1]
 
     @property
     def per_head(self) -> bool:
-        """True for a spectral layer, whose heads have frequencies, gain and phase of their own."""
+        """True for a spectral layer, where each head has its own frequencies, gain and phase."""
         return self.theta.ndim == 2
 
     @property
     def still_columns(self) -> Int64[Tensor, "columns"]:
-        """Columns that are in no pair and are not rotated."""
+        """Indices [columns] of the head's columns that are not rotated."""
         still = torch.ones(self.d_head, dtype=torch.bool)
         still[self.real_index] = still[self.imag_index] = False
         return still.nonzero().flatten()
 
     def of_heads(self, heads: list[int] | slice) -> "RotaryGeometry":
-        """Return a spectral layer's geometry for some query heads, in the given order; an ordinary one as it is."""
+        """Return the geometry of some query heads, in the given order; for an ordinary layer, the same geometry."""
         if not self.per_head:
             return self
         gain, phase = (None if value is None else value[heads] for value in (self.gain, self.phase))
@@ -80,26 +81,27 @@ class RotaryGeometry:
 
     @property
     def rotary_fraction(self) -> float:
-        """Share of the head's columns that are rotated."""
+        """Share of the head's columns that rotate, from 0 to 1."""
         return 2 * self.n_pairs / self.d_head
 
     def position_tables(
         self, n_positions: int
     ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]]:
-        """Return scaled cos and sin of each pair at positions 0 .. n_positions - 1, in float64; spectral ones per head.
+        """Return float64 cos and sin of each pair's angle at positions 0 to n_positions - 1, times `attention_scaling`.
 
-        A model's own float32 tables drift from these with the position (about 1e-4 in a score at 1000 tokens), so
-        interventions on a running model use the model's tables.
+        Both are [positions, pairs], with a head axis in front for a spectral layer. A model's own float32 tables differ
+        from these more with each position (about 1e-4 in a score at 1000 tokens), so interventions on a running model
+        use the model's tables.
         """
         angle = torch.arange(n_positions, dtype=torch.float64)[:, None] * self.theta[..., None, :]
         return self.attention_scaling * angle.cos(), self.attention_scaling * angle.sin()
 
 
 def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pairs"], Int64[Tensor, "pairs"]]:
-    """Return the columns of the real and imaginary coordinates of the first `rotary_dim` columns of a head.
+    """Return two index tensors [pairs]: columns of the real and of the imaginary coordinates of a head's rotary pairs.
 
     Args:
-        rotary_dim: even number of rotated columns.
+        rotary_dim: number of rotated columns, even; they are the first columns of the head.
         adjacent: True for pairs (0, 1), (2, 3), ... (GPT-J, Cohere); False for (t, t + rotary_dim / 2) (NeoX, Llama).
     """
     columns = torch.arange(rotary_dim)
@@ -109,65 +111,70 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
 
 
 def require_one_reading(frequencies: Any) -> None:
-    """Refuse heads beside pairs, as torch.where returns them of [heads, pairs], and a mask of the numbers 0 and 1.
+    """Raise ValueError if `frequencies`, a choice of rotary pairs, has two readings; the message says both.
 
-    Raises ValueError with both readings.
+    Such values are two columns as torch.where returns them (heads and their pairs), and an array of the numbers 0 and 1
+    (two pairs, or a mask).
     """
     columns = are_columns(frequencies) and len(frequencies) > 1
     is_mask = str(getattr(frequencies, "dtype", "")).endswith("bool")
     if columns or (not is_mask and getattr(frequencies, "ndim", 1) > 1 and frequencies.shape[-1] > 1):
         raise ValueError(
-            "frequencies are one list of rotary pairs; several arrays or columns may be heads beside their pairs, as "
-            "torch.where returns them, or pairs alone: give the pairs, for all heads that are chosen"
+            "frequencies= takes one list of rotary pairs, found several arrays or columns. They may be heads beside "
+            "their pairs, as torch.where returns them: give only the pairs; they apply to all chosen heads"
         )
     if isinstance(frequencies, Iterable) and hasattr(frequencies, "__len__") and not isinstance(frequencies, str):
         numbers = values(frequencies) or []
         if len(numbers) > 2 and {*map(str, numbers)} <= {"0", "1"}:
             raise ValueError(
-                f"frequencies={numbers[:8]} have two readings: the pairs 0 and 1, or a mask of {len(numbers)} pairs. "
-                "Write [0, 1] for the first, booleans for the second"
+                f"frequencies={numbers[:8]} has two readings: the pairs 0 and 1, or a mask of {len(numbers)} pairs. "
+                "Write [0, 1] for the pairs, True and False for the mask"
             )
 
 
 def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
-    """Return a mask of the chosen rotary pairs, given by indices or by a boolean mask.
+    """Return a boolean mask [pairs], True for chosen rotary pairs; `frequencies` holds their indices, or is a mask.
 
     Raises:
-        ValueError: a mask of another length, numbers that are no indices, pairs that do not exist, or a value with two
-            readings, see `require_one_reading`.
+        ValueError: a mask of another length, numbers that are not indices, pairs that do not exist, or a value with two
+            readings (see `require_one_reading`).
     """
     require_one_reading(frequencies)
     listed = not isinstance(frequencies, Tensor) and isinstance(frequencies, Iterable)
-    entries = [values(one) if is_array(one) else plain(one) for one in frequencies] if listed else frequencies
-    given = torch.as_tensor(entries).cpu()
-    if given.dtype == torch.bool:
-        if given.shape != (n_pairs,):
-            raise ValueError(f"the mask has {given.numel()} entries for {n_pairs} rotary pairs")
-        return given
-    if given.is_floating_point() and given.numel():
-        raise ValueError(f"frequencies are indices of pairs or a boolean mask, not {given.dtype}")
-    indices = given.long().flatten()
+    entries = [values(entry) if is_array(entry) else plain(entry) for entry in frequencies] if listed else frequencies
+    numbers = torch.as_tensor(entries).cpu()
+    if numbers.dtype == torch.bool:
+        if numbers.shape != (n_pairs,):
+            raise ValueError(
+                f"the mask has {numbers.numel()} entries for {n_pairs} rotary pairs: give frequencies= one per pair"
+            )
+        return numbers
+    if numbers.is_floating_point() and numbers.numel():
+        raise ValueError(f"frequencies= takes indices of pairs or a boolean mask, not {numbers.dtype}: give integers")
+    indices = numbers.long().flatten()
     if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
-        raise ValueError(f"frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}")
+        raise ValueError(
+            f"frequencies are 0 to {n_pairs - 1}, found {shown(indices.tolist())}: give indices of rotary pairs"
+        )
     mask = torch.zeros(n_pairs, dtype=torch.bool)
     mask[indices] = True
     return mask
 
 
 def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return values in float32 at least. Half precision would round away angles and differences of scores."""
+    """Return values in at least float32: half precision would round away angles and small differences of scores."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def in_float64(values: Shaped[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """Return values in float64 on their own device, or on the CPU if the device may have no float64 (mps has none)."""
+    """Return values in float64, on their own device if it is a CPU or CUDA device, otherwise on the CPU."""
     return (values if values.device.type in _HAVE_FLOAT64 else values.cpu()).double()
 
 
 def in_float64_on_cpu(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return values in float64 on the CPU, in float32 at least on a device, where float64 can be 64 times slower.
+    """Return values for matrix products of a measurement: in float64 on the CPU, in at least float32 on another device.
 
-    For what is measured in products of matrices; sums over tokens are `summed`.
+    On a device float64 can be 64 times slower. Sums over tokens use `summed` instead.
     """
     return values.double() if values.device.type == "cpu" else widened(values)
 
@@ -175,7 +182,7 @@ def in_float64_on_cpu(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
 def summed(
     values: Float[Tensor, "*shape"], axes: int | tuple[int, ...], *, keepdim: bool = False
 ) -> Float64[Tensor, "*summed"]:
-    """Return sums over axes, accumulated in float64, on the CPU if the device may have no float64 (mps has none)."""
+    """Return the sum of `values` over `axes`, accumulated in float64; on the CPU if the device may lack float64."""
     values = values if values.device.type in _HAVE_FLOAT64 else values.cpu()
     return values.sum(axes, keepdim=keepdim, dtype=torch.float64)
 
@@ -186,7 +193,7 @@ def times_phase(
     cos: Float[Tensor, "*table"],
     sin: Float[Tensor, "*table"],
 ) -> tuple[Float[Tensor, "*product"], Float[Tensor, "*product"]]:
-    """Return real and imaginary part of `(real + i imag) (cos + i sin)`: each pair rotated by its angle."""
+    """Return real and imaginary part of `(real + i imag) (cos + i sin)`, which rotates each pair by its angle."""
     return real * cos - imag * sin, imag * cos + real * sin
 
 
@@ -196,9 +203,10 @@ def rotate(
     sin: Float[Tensor, "*heads #pos pairs"],
     geometry: RotaryGeometry,
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """Rotate each pair of `x` by its angle at its position; columns in no pair are left as they are.
+    """Return `x` with each rotary pair rotated by its angle at its position; other columns are unchanged.
 
-    Pass `-sin` to rotate the other way. Tables per head go with an `x` of [..., heads, pos, d_head].
+    `cos`, `sin`: tables of the angles. `-sin` instead of `sin` rotates backwards. `geometry` tells which columns form a
+    pair. Tables with a head axis need `x` of shape [..., heads, pos, d_head].
     """
     real, imag = x[..., geometry.real_index], x[..., geometry.imag_index]
     rotated = x.clone()
@@ -209,9 +217,10 @@ def rotate(
 def with_gain_and_phase(
     queries: Float[Tensor, "*batch heads rows d_head"], geometry: RotaryGeometry
 ) -> Float[Tensor, "*batch heads rows d_head"]:
-    """Return queries, or rows of W_Q [heads, d_model, d_head], times a spectral layer's `gain * exp(i phase)` per pair.
+    """Return queries multiplied by `gain * exp(i phase)` of a layer with learned rotations; otherwise unchanged.
 
-    Both give the same score: the factor depends on head and pair alone. An ordinary layer's are returned as they are.
+    `queries`: queries, or the rows of W_Q [heads, d_model, d_head]. Both uses give the same score, because the factor
+    depends only on head and pair.
     """
     if geometry.gain is None or geometry.phase is None:
         return queries
@@ -220,7 +229,10 @@ def with_gain_and_phase(
 
 
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
-    """Return one column per pair of a cos or sin table; models store one per pair, two halves, or interleaved."""
+    """Return a model's cos or sin table with one column per rotary pair.
+
+    Models store one column per pair, two equal halves, or each column twice in a row.
+    """
     n_pairs = geometry.n_pairs
     if table.shape[-1] == n_pairs:
         return table
@@ -233,7 +245,10 @@ def turned_further(
     sin: Float[Tensor, "*batch pos pairs"],
     shift: Float64[Tensor, "heads pairs"],
 ) -> tuple[Float[Tensor, "*batch heads pos pairs"], Float[Tensor, "*batch heads pos pairs"]]:
-    """Return a model's own tables at positions 0, 1, ..., rotated by `shift` more radians per token, for every head."""
+    """Return a model's cos and sin tables with `shift` added to the frequencies, with a new axis for the heads.
+
+    `cos`, `sin`: tables for positions 0, 1, .... `shift`: radians per token, for each head and pair.
+    """
     angle = torch.arange(cos.shape[-2], dtype=torch.float64)[:, None] * shift[:, None, :]  # heads pos pairs
     cos, sin = (widened(table)[..., None, :, :] for table in (cos, sin))
     more_cos, more_sin = angle.cos().to(cos), angle.sin().to(cos)
@@ -241,7 +256,10 @@ def turned_further(
 
 
 class PhaseNorms(NamedTuple):
-    """Frobenius norms of `Re M_t` and `Im M_t`, per head and pair."""
+    """Frobenius norms of `Re M_t` (`re`) and `Im M_t` (`im`), each [heads, pairs].
+
+    M_t is the complex query-key matrix of rotary pair t.
+    """
 
     re: Float64[Tensor, "heads pairs"]
     im: Float64[Tensor, "heads pairs"]
@@ -252,12 +270,13 @@ def phase_norms(
     w_k: Float64[Tensor, "heads d_model d_head"],
     geometry: RotaryGeometry,
 ) -> PhaseNorms:
-    """Return norms of the real and imaginary part of each `M_t`, from inner products of columns alone (FP section 7).
+    """Return the Frobenius norms of the real and the imaginary part of every M_t, the complex matrix of rotary pair t.
 
-    With a, c the real and imaginary columns of W_Q and b, d of W_K, `Re M_t = a b^T + c d^T` and
-    `Im M_t = c b^T - a d^T`. A difference of squares leaves rounding of about 1e-8 of `||M_t||` where a part vanishes.
-    The norms leave out `attention_scaling`, which multiplies every `M_t` alike. For a spectral layer `w_q` must
-    contain gain and phase already (`with_gain_and_phase`), which mix real and imaginary parts.
+    See "Fingerprint, Not Blueprint", section 7. Only inner products of columns are needed. With a, c the real and
+    imaginary columns of W_Q and b, d of W_K: `Re M_t = a b^T + c d^T` and `Im M_t = c b^T - a d^T`. A vanishing part
+    has rounding of about 1e-8 of `||M_t||`. `attention_scaling` is left out, as it multiplies every M_t alike. For a
+    layer with learned rotations `w_q` must already contain gain and phase (`with_gain_and_phase`), because they mix
+    real and imaginary parts.
     """
     re, im = phase_squares(w_q, w_k, geometry)
     return PhaseNorms(re.clamp_min(0).sqrt(), im.clamp_min(0).sqrt())
@@ -268,9 +287,10 @@ def phase_squares(
     w_k: Float[Tensor, "heads d_model d_head"],
     geometry: RotaryGeometry,
 ) -> tuple[Float[Tensor, "heads pairs"], Float[Tensor, "heads pairs"]]:
-    """Return the squared norms of the real and the imaginary part of each `M_t`, as `phase_norms` does; differentiable.
+    """Return the squared norms of `Re M_t` and `Im M_t` as two tensors [heads, pairs], with gradients.
 
-    Where a part vanishes, its square is rounding of either sign.
+    M_t is the complex query-key matrix of rotary pair t. The square of a vanishing part is rounding, which can be
+    negative.
     """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)
@@ -280,7 +300,10 @@ def phase_squares(
 def _pair_products(
     w: Float[Tensor, "heads d_model d_head"], geometry: RotaryGeometry
 ) -> tuple[Float[Tensor, "heads pairs"], ...]:
-    """Return inner products real.real, imag.imag and real.imag of each pair's columns, one head in memory at a time."""
+    """Return three tensors [heads, pairs] of inner products of each pair's columns: real.real, imag.imag, real.imag.
+
+    `w`: W_Q or W_K of the heads. One head is computed at a time, to save memory.
+    """
     products = []
     for head in w:
         real, imag = head[:, geometry.real_index], head[:, geometry.imag_index]
@@ -289,7 +312,11 @@ def _pair_products(
 
 
 class PhaseMetrics(NamedTuple):
-    """Per head: how much of the rotary content is directional, and at which frequencies."""
+    """Three numbers per head about Im(M_t), the directional part of its rotary pairs; `phase_metrics` returns it.
+
+    rope_imag_frac: share of Im(M_t) in all rotary pairs, 0 to 1. freq_centroid: mean frequency of Im(M_t), radians per
+    token. hi_freq_dir: share of Im(M_t) in the first half of the pairs, 0 to 1.
+    """
 
     rope_imag_frac: Float64[Tensor, "heads"]
     freq_centroid: Float64[Tensor, "heads"]
@@ -297,14 +324,16 @@ class PhaseMetrics(NamedTuple):
 
 
 def phase_metrics(norms: PhaseNorms, geometry: RotaryGeometry) -> PhaseMetrics:
-    """Return summaries of a head's phase content (FP section 7).
+    """Return three numbers per head about its rotary phase ("Fingerprint, Not Blueprint", section 7).
 
-    * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms unsquared, in [0, 1];
-    * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token;
-    * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs; the pairs of a spectral layer keep their
-      order, whatever their frequencies are.
+    M_t is the complex query-key matrix of rotary pair t, theta_t its frequency.
 
-    NaN where a denominator is zero. None of them says that a head uses its phase: that takes an ablation.
+    * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms not squared, in [0, 1].
+    * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token.
+    * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs. Pairs of a layer with learned rotations
+      keep their order, whatever their learned frequencies are.
+
+    NaN where a denominator is zero. Not established: that a head uses its phase; an ablation can show this.
     """
     im_total = norms.im.sum(1)
     total = im_total + norms.re.sum(1)

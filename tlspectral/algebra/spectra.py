@@ -1,7 +1,7 @@
-"""The spectrum of the query-key operator of attention heads, from thin factors, in float64.
+"""Spectrum of the query-key operator M = W_Q W_K^T of attention heads, from its two factors, in float64.
 
-M = W_Q W_K^T is d_model x d_model and of rank at most d_head. One thin QR of [W_Q | W_K] gives M in the coordinates of
-the joint column space (at most 2 d_head of them), and everything here is read from that small matrix.
+M is d_model x d_model with rank at most d_head. One QR of [W_Q | W_K] gives M in the coordinates of the joint column
+space (at most 2 d_head of them). All numbers here come from this small matrix.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ SYMMETRIC_DROP = 1e-9
 
 @dataclass(frozen=True)
 class ThinProduct:
-    """A matrix `left @ right.T` of rank at most r, kept as its factors."""
+    """The matrix `left @ right.T`, stored as its two factors; its rank is at most their number of columns r."""
 
     left: Float64[Tensor, "rows r"]
     right: Float64[Tensor, "cols r"]
@@ -41,10 +41,8 @@ class ThinProduct:
         return self.left @ self.right.T
 
     def norm(self) -> float:
-        """Return the Frobenius norm, from r x r triangles.
-
-        Gram matrices would lose half of the digits where the terms cancel, as in M_A of a nearly symmetric M.
-        """
+        """Return the Frobenius norm of the matrix, computed from r x r triangles."""
+        # Gram matrices would lose half of the digits where terms cancel, as in M_A of a nearly symmetric M.
         left, right = (torch.linalg.qr(factor, mode="r").R for factor in (self.left, self.right))
         return float(torch.linalg.norm(left @ right.T))
 
@@ -52,9 +50,9 @@ class ThinProduct:
 def thin_svd(
     product: ThinProduct,
 ) -> tuple[Float64[Tensor, "rows r"], Float64[Tensor, " r"], Float64[Tensor, "cols r"]]:
-    """Return left singular vectors, singular values (descending) and right singular vectors, from r x r triangles.
+    """Return left singular vectors, singular values (descending) and right singular vectors of a `ThinProduct`.
 
-    r is at most the number of rows and of columns. Vectors of a singular value that is 0 are arbitrary.
+    r must not exceed the number of rows or columns. Vectors of a zero singular value are arbitrary.
     """
     left, right = (torch.linalg.qr(factor) for factor in (product.left, product.right))
     u, values, v = torch.linalg.svd(left.R @ right.R.T, full_matrices=False)
@@ -62,21 +60,22 @@ def thin_svd(
 
 
 def symmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T`, as factors of width 2 d_head (FP section 3)."""
+    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T` as two factors of width 2 d_head."""
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, w_q], dim=1))
 
 
 def antisymmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T`, as factors of width 2 d_head (FP section 3)."""
+    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T` as two factors of width 2 d_head."""
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, -w_q], dim=1))
 
 
 @dataclass(frozen=True)
 class ThinCore:
-    """Heads in the coordinates of their joint column space, r = min(2 d_head, d_model), m = min(d_head, d_model).
+    """Query-key matrices M = W_Q W_K^T of a layer, in coordinates of the joint column space of W_Q and W_K.
 
-    `query` and `key` are W_Q and W_K there, and `matrix` holds the first m rows of M = query @ key^T; its other rows
-    are zero, since W_Q comes first in the QR and spans the first m coordinates.
+    There are r = min(2 d_head, d_model) coordinates. `query`, `key`: W_Q and W_K in these coordinates. `matrix`: the
+    first m = min(d_head, d_model) rows of M = query @ key^T. The other rows are zero, because W_Q comes first in the QR
+    and spans the first m coordinates.
     """
 
     query: Float64[Tensor, "heads r d_head"]
@@ -85,24 +84,24 @@ class ThinCore:
 
     @property
     def core(self) -> Float64[Tensor, "heads m m"]:
-        """The square matrix that has the non-zero eigenvalues of M."""
+        """Square matrix [heads, m, m] with the eigenvalues of M that can differ from 0."""
         return self.matrix[:, :, : self.matrix.shape[1]]
 
     def square(self) -> Float64[Tensor, "heads r r"]:
-        """Return M in the r coordinates, with its zero rows."""
+        """Return M = W_Q W_K^T in the r coordinates of the joint column space, including its zero rows."""
         heads, rows, width = self.matrix.shape
         return torch.cat([self.matrix, self.matrix.new_zeros(heads, width - rows, width)], dim=1)
 
     def norms(self) -> Float64[Tensor, " heads"]:
-        """Return ||M||_F of each head."""
+        """Return the Frobenius norm of M = W_Q W_K^T for each head."""
         return torch.linalg.norm(self.matrix, dim=(1, 2))
 
 
 def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]) -> ThinCore:
-    """Return M = `w_q @ w_k^T` of each head in the coordinates of the column space of [W_Q | W_K].
+    """Return M = `w_q @ w_k^T` of each head in coordinates of the column space of [W_Q | W_K].
 
-    `w_k` has one entry per query head (grouped keys already repeated). Rounding is about 1e-16 ||W_Q|| ||W_K||, so it
-    grows with the condition of the two factors, as M itself does. Raises TypeError unless both are float64.
+    `w_k` has one entry per query head (shared keys are already repeated). Rounding is about 1e-16 ||W_Q|| ||W_K||.
+    Raises TypeError unless both are float64.
     """
     if w_q.dtype != torch.float64 or w_k.dtype != torch.float64:
         raise TypeError(f"the factors of M must be float64, found {w_q.dtype} and {w_k.dtype}; call .double() first")
@@ -116,20 +115,21 @@ def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor,
 
 
 def singular_values(core: ThinCore) -> Float64[Tensor, "heads m"]:
-    """Return the singular values of M, descending."""
+    """Return the singular values of M = W_Q W_K^T for each head, descending."""
     return torch.linalg.svdvals(core.matrix)
 
 
 def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
-    """Return the eigenvalues of M_S on the joint column space, ascending; all others are 0."""
+    """Return the eigenvalues of M_S = (M + M^T) / 2 on the joint column space, ascending; all others of M_S are 0."""
     square = core.square()
     return torch.linalg.eigvalsh((square + square.mT) / 2)
 
 
 def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
-    """Return diag(S) V^T U on the p singular directions above our own rounding.
+    """Return a small matrix [p, p] of one head with the eigenvalues of M, without the null space.
 
-    Its eigenvalues are M's without the null space, whose LAPACK noise can look like a Jordan block.
+    It is diag(S) V^T U, restricted to the p singular directions above float64 rounding. Rounding noise of the null
+    space can look like a Jordan block.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((values > max(matrix.shape) * EPSILON * values[0]).sum())
@@ -139,10 +139,10 @@ def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
 def eigen(
     core: ThinCore, values: Float64[Tensor, "heads m"]
 ) -> tuple[Complex128[Tensor, "heads m"], Float64[Tensor, " heads"]]:
-    """Return M's eigenvalues, largest modulus first, and cond_2 of their unit eigenvectors.
+    """Return the eigenvalues of M, largest modulus first, and the condition number (2-norm) of their unit eigenvectors.
 
-    `values` are the singular values. A head whose rank in float64 is below m is projected on that rank first; the
-    eigenvalues of its null space are then exactly 0 and its eigenvectors do not enter the condition.
+    `values`: the singular values of M. If a head's rank in float64 is below m, M is first restricted to its range.
+    Eigenvalues of the null space are then exactly 0, and their eigenvectors do not enter the condition number.
     """
     eigenvalues, vectors = torch.linalg.eig(core.core)
     spread = torch.linalg.svdvals(vectors)
@@ -161,11 +161,11 @@ def eigen(
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The spectra of the heads of a layer; m = min(d_head, d_model), r = min(2 d_head, d_model).
+    """Spectra of the heads of a layer, in units of M; m = min(d_head, d_model), r = min(2 d_head, d_model).
 
-    `singular_values` descend; `eigenvalues` are the m of M that can be non-zero, largest modulus first;
-    `eigenvector_condition` is cond_2 of LAPACK's unit eigenvectors, a flag of non-normality that is at least 1;
-    `symmetric_eigenvalues` are the eigenvalues of M_S, ascending. Units are M's.
+    `singular_values`: descending. `eigenvalues`: the m eigenvalues of M that can be non-zero, largest modulus first.
+    `eigenvector_condition`: condition number (2-norm, at least 1) of the unit eigenvectors; large for a non-normal M.
+    `symmetric_eigenvalues`: of M_S, ascending.
     """
 
     singular_values: Float64[Tensor, "heads m"]
@@ -175,20 +175,21 @@ class Spectrum:
 
 
 def spectrum(core: ThinCore) -> Spectrum:
-    """Return all spectra of M (FP section 3, Decompositions).
+    """Return the `Spectrum` of a layer: singular values, eigenvalues with their condition, and eigenvalues of M_S.
 
-    Eigenvalues of a head with a large `eigenvector_condition` are not determined by its weights: their error is up to
-    that condition times 1e-16 ||M||.
+    See "Fingerprint, Not Blueprint", section 3. The error of an eigenvalue is up to `eigenvector_condition` times 1e-16
+    ||M||, so a large condition means that the weights do not determine it.
     """
     values = singular_values(core)
     return Spectrum(values, *eigen(core, values), symmetric_eigenvalues(core))
 
 
 def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
-    """Return for each head the rotation angle, in radians, of every block of the real Schur form (FP section 3).
+    """Return an array per head: rotation angles in radians, one for each block of the real Schur form of M.
 
-    A 2 x 2 block gives the argument of its eigenvalue in (0, pi), a 1 x 1 block 0 or pi by its sign. The order is
-    LAPACK's. An angle is a property of M on the residual stream, not an angle of RoPE.
+    A 2 x 2 block gives the argument of its eigenvalue, in (0, pi). A 1 x 1 block gives 0 or pi by its sign. Blocks are
+    in LAPACK's order. The angles belong to M on the residual stream; they are not angles of RoPE. See "Fingerprint, Not
+    Blueprint", section 3.
     """
     angles = []
     for matrix in core.matrix.detach().cpu():
@@ -206,10 +207,8 @@ def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
 
 
 def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
-    """Return the principal angles between the column spaces of W_Q and W_K, in degrees, ascending.
-
-    Both are taken to have full rank. From cosine and sine together, so small and right angles are equally accurate.
-    """
+    """Return the principal angles between the column spaces of W_Q and W_K (of full rank), in degrees, ascending."""
+    # Cosine and sine together make small and right angles equally accurate.
     rows = core.matrix.shape[1]
     basis = torch.linalg.qr(core.key).Q
     cosines = torch.linalg.svdvals(basis[:, :rows])
@@ -223,7 +222,10 @@ def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
 def _trimmed_angles(
     query: Float64[Tensor, "r d_head"], key: Float64[Tensor, "r d_head"], tolerance: float
 ) -> Float64[np.ndarray, " angles"]:
-    """Return the principal angles, in degrees, of factors that lack full rank."""
+    """Return the principal angles between the column spaces of two factors without full rank, in degrees.
+
+    Directions with a singular value below `tolerance` times the largest are dropped.
+    """
     bases = []
     for factor in (query, key):
         left, values, _ = torch.linalg.svd(factor, full_matrices=False)
@@ -232,11 +234,12 @@ def _trimmed_angles(
 
 
 def rank_tolerance(storage_dtype: torch.dtype, d_model: int, d_head: int) -> float:
-    """Return the share of the largest singular value below which another one is the rounding of storage.
+    """Return the share of the largest singular value below which a singular value counts as rounding of stored weights.
 
-    max(d_model, d_head) eps for 32-bit storage and wider; eps alone for 16 bits and less, where the product passes 1.
+    It is max(d_model, d_head) eps for storage in 32 bits or more, and eps for 16 bits or less.
     """
     limits = torch.finfo(storage_dtype)
+    # With the factor, the 16-bit tolerance would exceed 1.
     # Measured on random factors of rank 8 to 100 with uneven gains, rounded to 16 bits: the first singular value that
     # should be 0 is 3e-5 to 1e-3 of the largest in bfloat16 and 2e-7 to 1.4e-4 in float16, at most eps/7. Random heads
     # of full rank end at 0.2 to 0.6 of the largest.
@@ -248,17 +251,27 @@ _STATUSES = ("zero", "defective", "rank_deficient")
 
 @dataclass(frozen=True)
 class HeadMetrics:
-    """Scalar metrics per head, arrays over heads (FP section 3; each is without unit unless said).
+    """Scalar metrics of the heads of a layer, as arrays over heads (FP section 3).
 
-    `status` is `ok`, `rank_deficient`, `defective` or `zero`. `dir_frac` = ||M_A|| / ||M||, 0 symmetric to 1 skew.
-    `D_head` = sum |Im l| / sum |l| over the eigenvalues. `lam_mass` = sum |l| / sum s, in [0, 1]: near 0, D_head is
-    rounding. `imag_mass` = sum |Im l| / ||M||. `henrici` = sqrt(||M||^2 - sum |l|^2) / ||M||, resolved to 1e-8.
-    `content_pos_frac` = share of positive eigenvalues in sum |l| of M_S. `cond_eig`: cond_2 of the unit eigenvectors.
-    `spectral_radius` = max |l|, in units of M. `prin_angle_*`: degrees between the column spaces of W_Q and W_K.
-    `singular_values` [heads, k], k = min(d_head, n), in units of M. NaN where a number has no meaning.
+    λ are the eigenvalues of M and s its singular values.
 
-    None of them says what a head does: a random M has dir_frac about 0.707 and D_head about 0.61 at d_head 64, so read
-    them against the matched null. Biases, RoPE phase and per-token norms lie outside M.
+    * `status`: `ok`, `rank_deficient`, `defective` or `zero`; see `head_metrics`.
+    * `rank`: number of singular values above the rank tolerance.
+    * `dir_frac` = ||M_A|| / ||M||: 0 for a symmetric M, 1 for an antisymmetric M.
+    * `D_head` = sum |Im λ| / sum |λ|.
+    * `lam_mass` = sum |λ| / sum s, in [0, 1]; near 0, D_head is rounding.
+    * `imag_mass` = sum |Im λ| / ||M||.
+    * `henrici` = sqrt(||M||^2 - sum |λ|^2) / ||M||, resolved to 1e-8.
+    * `content_pos_frac`: share of the positive eigenvalues of M_S in the sum of their moduli.
+    * `cond_eig`: condition number (2-norm) of the unit eigenvectors.
+    * `spectral_radius` = max |λ|, in units of M.
+    * `prin_angle_mean`, `prin_angle_max`: principal angles between the column spaces of W_Q and W_K, in degrees.
+    * `singular_values`: [heads, k] in units of M, k = min(d_head, n).
+
+    NaN where a number has no meaning. Metrics without a stated unit are ratios.
+
+    Not established: the function of a head. A random M has dir_frac of about 0.707 and D_head of about 0.61 at d_head
+    64, so compare with the matched null. Biases, RoPE phase and the norms of tokens are not in M.
     """
 
     status: list[str]
@@ -279,11 +292,15 @@ class HeadMetrics:
 def _content_pos_frac(
     values: Float64[np.ndarray, "heads r"], norms: Float64[np.ndarray, " heads"], tolerance: float
 ) -> Float64[np.ndarray, " heads"]:
+    """Return for each head the sum of the positive eigenvalues of M_S over the sum of all their moduli.
+
+    `values`: eigenvalues of M_S. `norms`: ||M||. NaN where M_S is below `tolerance` times ||M||, or all zero.
+    """
     sizes = np.abs(values)
     sizes = np.where(sizes < SYMMETRIC_DROP * sizes.max(axis=1, keepdims=True), 0.0, sizes)
     total = sizes.sum(axis=1)
     share = np.where(values > 0, sizes, 0.0).sum(axis=1) / np.where(total > 0, total, np.nan)
-    # The signs of M_S are rounding where M is antisymmetric to the precision it was stored in.
+    # If M is antisymmetric up to storage precision, the signs of these eigenvalues are rounding.
     return np.where(np.sqrt((values**2).sum(axis=1)) < tolerance * norms, np.nan, share)
 
 
@@ -294,18 +311,26 @@ def head_metrics(
     storage_dtype: torch.dtype,
     effective_dimension: int,
 ) -> HeadMetrics:
-    """Return the scalar metrics of the heads of a layer (FP section 3).
+    """Return the scalar metrics of the heads of a layer, as `HeadMetrics` (arrays over heads).
 
-    `w_q`, `w_k`: norm-folded and, for LayerNorm, centred; `w_k` has one entry per query head. `storage_dtype` is what
-    the weights were kept in, which decides the rank and nothing else of the spectrum: rounding of storage is part of
-    the operator. `effective_dimension` is n: d_model, or d_model - 1 for LayerNorm.
+    See "Fingerprint, Not Blueprint", section 3. M = W_Q W_K^T, and λ are its eigenvalues.
 
-    Status: `zero`: M is 0, all is NaN and the rank 0. `defective`: (a) sum |l| < 1e-6 ||M||, D_head is NaN; or else
-    (b) cond_eig > 1/sqrt(eps), and D_head, imag_mass, henrici and spectral_radius are NaN, since the eigenvalues are
-    not determined. `rank_deficient`: rank < k = min(d_head, n). The principal angles of a head of lower rank are those
-    of the directions of W_Q and W_K above the rank tolerance.
+    Args:
+        w_q, w_k: norm-folded and, for LayerNorm, centred; `w_k` has one entry per query head.
+        storage_dtype: type in which the weights were stored. It only decides the rank; rounding of storage is part of
+            M.
+        effective_dimension: n, which is d_model, or d_model - 1 for LayerNorm.
 
-    Raises TypeError unless float64, and BadWeights where a factor is NaN or infinite.
+    Status of a head:
+    * `zero`: M is 0. The rank is 0 and every other number NaN.
+    * `defective`: sum |λ| < 1e-6 ||M||, and D_head is NaN; or cond_eig > 1/sqrt(eps), and D_head, imag_mass, henrici
+      and spectral_radius are NaN, because the weights do not determine the eigenvalues.
+    * `rank_deficient`: rank < k = min(d_head, n). Principal angles then use only directions above the rank tolerance.
+    * `ok`: none of these.
+
+    Raises:
+        TypeError: the weights are not float64.
+        BadWeights: a weight is NaN or infinite.
     """
     w_q, w_k = w_q.detach().cpu(), w_k.detach().cpu()
     broken = ~(torch.isfinite(w_q).flatten(1).all(1) & torch.isfinite(w_k).flatten(1).all(1))

@@ -1,6 +1,6 @@
 """The command line, one file per kind of command.
 
-Heavy modules are imported inside the commands, so that help and version are printed at once.
+Commands import heavy modules inside their functions, so that help and version are printed at once.
 """
 
 from tlspectral.cli import ablate, analyze, collect, demo, pictures, positional, report, study, table, walls

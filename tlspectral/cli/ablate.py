@@ -1,4 +1,4 @@
-"""The command that removes a part of some heads: `ablate`."""
+"""The command `ablate`, which removes a part of some heads."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tlspectral.tasks import Task
 
-_OTHER_PREV = 0.1  # only heads below it are sampled as other heads
+_OTHER_PREV = 0.1  # only heads with a previous-token score below this are drawn as random other heads
 _LISTED = 20
 _STATEMENTS = {
     "sum": "sum of the effects of all heads",
@@ -49,34 +49,34 @@ def ablate(
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option(metavar="L5H1,L7H2", help="These, L5 (a layer), or all, in place of the strongest of TABLE."),
+        typer.Option(
+            metavar="L5H1,L7H2", help="Heads, layers (L5) or all. Default: the strongest previous-token heads of TABLE."
+        ),
     ] = None,
     part: Annotated[
         str,
         typer.Option(
-            help="rope_phase, symmetric, antisymmetric or output; or Im(M_t), M_S, M_A; or symmetric_static, "
-            "antisymmetric_static."
+            help="Part to remove: rope_phase or Im(M_t), symmetric or M_S, antisymmetric or M_A, symmetric_static, "
+            "antisymmetric_static, output."
         ),
     ] = "rope_phase",
     at: Annotated[
         str | None,
         typer.Option(
             metavar="S2,-1",
-            help="Remove it at each of these alone: tokens by number, or columns of --prompts with one.",
+            help="Remove the part at one position at a time: token numbers, or columns of --prompts that hold them.",
         ),
     ] = None,
     task: Annotated[
         str | None,
-        choice(
-            "--task", ("induction", "language"), "Repeated random tokens (without it and --prompts), or packaged text."
-        ),
+        choice("--task", ("induction", "language"), "Repeated random tokens (the default), or packaged text."),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Columns prompt, correct and wrong: the answers are one token each, such as ' Mary'; with "
-            "counterfactual too, --part output puts in what a head writes on that.",
+            help="Columns prompt, correct and wrong; answers are one token each, such as ' Mary'. With a column "
+            "counterfactual, --part output replaces a head's output by its output on that prompt.",
         ),
     ] = None,
     control: Annotated[
@@ -84,12 +84,15 @@ def ablate(
         choice(
             "--control",
             ("random",),
-            "Also remove random parts of equal size; of output, other heads.",
+            "Also remove random parts of equal size; for output, other heads of the layer.",
         ),
     ] = None,
     draws: Annotated[
         int | None,
-        typer.Option(min=1, help="Random parts per head (5), or other heads of its layer (all). p needs 19 for .05."),
+        typer.Option(
+            min=1,
+            help="Random parts per head (default 5), or other heads of its layer (default all). p = .05 needs 19.",
+        ),
     ] = None,
     device: Device = None,
     dtype: DType = None,
@@ -97,39 +100,51 @@ def ablate(
     output: TableOutput = None,
     form: Format = None,
     folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep finished layers here, and go on from them.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep finished layers here; the same command resumes from them."),
     ] = None,
     shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
-    """Remove a part of one head at a time, and score the model each time.
-
-    The heads are given by --heads, or are the five strongest previous-token heads of TABLE with random heads beside
-    them. A TABLE of other weights is refused. With --prompts the score is the logit of the correct answer less the
-    logit of the wrong one, after each prompt; else it is the loss of --task. With --heads all and a TABLE the sweep is
-    summarised: the sum of all effects, the share of small ones, and where the strongest heads stand. With --at there is
-    a row per head and position.
+    """Remove a part of one head at a time, and measure the model each time.
 
     Example: tlspectral ablate smollm2-135m heads.parquet --part rope_phase
 
     Example: tlspectral ablate smollm2-135m heads.parquet --heads all --folder sweep -o sweep.parquet
 
     Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --part output --prompts names.csv --at S2,-1
+
+    Heads are given by --heads. Without it they are the five strongest previous-token heads of TABLE (a table that
+    `tlspectral analyze -o` wrote), and random other heads.
+
+    The result is a table with a row per head, and per position with --at. `value` is the measure without the part,
+    `delta` the value less the intact value, `delta_se` its standard error over sequences. The measure is the loss of
+    --task in nats. With --prompts it is the logit of the correct answer minus the logit of the wrong answer, after each
+    prompt. With --control, `control_p` compares delta with random parts. The command prints the 20 heads with the
+    greatest harm; -o writes all rows.
+
+    With --heads all and a TABLE, the output ends with a summary: the sum of all effects, the share of small effects,
+    and the ranks of the strongest heads. A TABLE of other weights is refused.
+
+    Not shown: whether other heads replace a removed head, and which of many heads would have an effect by chance:
+    p-values are not corrected for the number of heads.
     """
     require_table_file(output)
     require_shared(folder, "--folder")
     if heads is None and table is None:
-        raise typer.BadParameter("give heads, or a TABLE whose strongest heads are meant", param_hint="--heads")
+        raise typer.BadParameter(
+            "no heads are given: give --heads, or a TABLE whose strongest heads are used", param_hint="--heads"
+        )
     if prompts is not None and task is not None:
-        raise typer.BadParameter("the prompts are the task: give one of --task and --prompts", param_hint="--task")
+        raise typer.BadParameter("--prompts is a task of its own: give only one of them", param_hint="--task")
     if control is None and draws is not None:
-        raise typer.BadParameter("is of --control random: give that too", param_hint="--draws")
+        raise typer.BadParameter("needs --control random", param_hint="--draws")
     every = heads == "all"
     chosen: Any = None if every else listed_heads(heads)
-    places = None if at is None else [int(one) if re.fullmatch(r"-?\d+", one) else one for one in at.split(",")]
+    places = None if at is None else [int(place) if re.fullmatch(r"-?\d+", place) else place for place in at.split(",")]
     scored: Any = task or "induction"
     if prompts is not None:
-        scored = task_of_file(prompts, [one for one in places or () if isinstance(one, str)])
+        scored = task_of_file(prompts, [place for place in places or () if isinstance(place, str)])
     import tlspectral
     from tlspectral.heads.analysis import require_table_of
     from tlspectral.hooks.parts import part_of
@@ -139,7 +154,10 @@ def ablate(
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
         if "prev" not in known or known["prev"].isna().all():
-            raise ValueError(f"{table} has no detector scores (prev): make it again without --no-detectors")
+            raise ValueError(
+                f"{table} has no detector scores (prev), which choose the heads: give --heads, or make the table again "
+                "without --no-detectors"
+            )
         chosen = strongest_heads(known, 5)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:
@@ -163,7 +181,12 @@ def ablate(
 
 
 def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, every: bool = False) -> None:
-    """Print the heads of a sweep, the greatest harm first, beside the detectors of their head table."""
+    """Print the rows of a sweep (effects of removed parts), greatest harm first, at most 20, with detector scores from
+    the head table `known`.
+
+    `unit` names the measure, such as "induction loss in nats". `every=True` prints the scores of all detectors,
+    otherwise only prev.
+    """
     from tlspectral.heads.detectors import DETECTORS
     from tlspectral.tables.printed import printed
 
@@ -197,14 +220,18 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
 
 
 def _floors(floors: "pd.Series") -> str:
-    """Return the smallest possible p of all heads, and how it differs between them."""
+    """Return the smallest p that the controls of a sweep allow as text, such as "0.05"; a range if it differs
+    between heads. `floors` has one value per row.
+    """
     if floors.isna().all():
         return "unknown: no draw was found"
     return " to ".join(dict.fromkeys(f"{floor:.2g}" for floor in (floors.min(), floors.max())))
 
 
 def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":
-    """Return the strongest previous-token heads, and as many random other heads of their layers."""
+    """Return the rows of the head table for the `top` heads with the highest previous-token score `prev`, and for as
+    many random heads of their layers with prev < 0.1.
+    """
     import pandas as pd
 
     strongest = heads.nlargest(top, "prev")
@@ -213,7 +240,9 @@ def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":
 
 
 def _print_summary(summary: "pd.DataFrame") -> None:
-    """Print the statements about all heads, a line each; rank correlations are left to `summarize_sweep`."""
+    """Print a line for each statement of `summarize_sweep` about all heads: total effect, share of small effects,
+    ranks of heads with p. Other statements are left out.
+    """
     for row in summary[summary["size_control"] == "none"].itertuples():
         statement = str(row.statement)
         if statement not in _STATEMENTS:
@@ -227,7 +256,12 @@ def _print_summary(summary: "pd.DataFrame") -> None:
 
 
 def task_of_file(path: Path, places: Sequence[str] = ()) -> "Task":
-    """Return the task of a file of prompts and answers, with the positions of which the columns are named."""
+    """Return the `Task` of a CSV file with the columns prompt, correct and wrong (and counterfactual, if present): its
+    metric is the logit of the correct minus the wrong answer.
+
+    `places` are further columns, which hold a token number per prompt. Raises ValueError for a file that cannot be
+    read, and for missing, empty or misspelt columns.
+    """
     import pandas as pd
 
     from tlspectral.errors import did_you_mean
@@ -239,23 +273,23 @@ def task_of_file(path: Path, places: Sequence[str] = ()) -> "Task":
         frame = pd.read_csv(StringIO(file_text(path), newline=None), dtype=str, keep_default_na=False)
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise ValueError(
-            f"{path} cannot be read as CSV: found {' '.join(str(error).split())}; expected a first line with the "
-            "columns prompt, correct and wrong, as many cells in each line, and closed quotes"
+            f"{path} cannot be read as CSV ({' '.join(str(error).split())}): write a first line with the columns "
+            "prompt, correct and wrong, as many cells in each line, and closed quotes"
         ) from error
     needed = ["prompt", "correct", "wrong", *places]
     require(frame, needed, f"a row per prompt, with the columns {', '.join(needed)}", name=f"table in {path}")
     known = (*needed, "counterfactual")
     for name in frame:
-        if name not in known and (meant := did_you_mean(str(name), known)):
-            raise ValueError(f"{path} has a column {name!r}, which is not used{meant}")
+        if name not in known and (suggestion := did_you_mean(str(name), known)):
+            raise ValueError(f"{path} has a column {name!r}, which has no meaning here{suggestion}")
     columns = {name: frame[name].tolist() for name in known if name in frame}
     for name, cells in columns.items():
         if "" in cells:
-            raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty")
+            raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty, fill it in or remove the row")
     for name in places:
         wrong = [cell for cell in columns[name] if not re.fullmatch(r"-?\d+", cell)]
         if wrong:
-            raise ValueError(f"{path}: {name} is the number of a token in each prompt; found {wrong[0]!r}")
+            raise ValueError(f"{path}: column {name} has {wrong[0]!r}; give the number of a token in each prompt")
     return logit_difference(
         columns["prompt"],
         columns["correct"],

@@ -1,4 +1,4 @@
-"""Commands about a model: `analyze` makes its table of heads, `verify` checks the operators."""
+"""Commands about a model: `analyze` makes its table of heads, `verify` checks the query-key matrices."""
 
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ def analyze(
             "--output",
             "-o",
             metavar="FILE|FOLDER",
-            help="Table to write, .parquet or .csv, none: only print; of several models the folder of their dataset.",
+            help="Table to write, .parquet or .csv; for several models a folder. Default: print only.",
         ),
     ] = None,
     null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 100,
@@ -45,40 +45,47 @@ def analyze(
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
     ] = False,
     heads: Annotated[
-        str | None, typer.Option(metavar="L5H1,L-1", help="These heads or layers alone; L-1 is the last layer.")
+        str | None, typer.Option(metavar="L5H1,L-1", help="Only these heads or layers; L-1 is the last layer.")
     ] = None,
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
     jobs: Annotated[
         int,
-        typer.Option(min=1, help="Threads of a loaded model, 1: all cores; or processes that read layers from files."),
+        typer.Option(
+            min=1, help="Threads for a loaded model (1 uses all cores), or processes that read layers from files."
+        ),
     ] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
     folder: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="A folder that keeps each finished layer and the detectors; the same command continues there.",
+            help="Keep finished layers and detectors here; the same command resumes from them.",
         ),
     ] = None,
     shard: Shard = None,
     form: Format = None,
     quiet: Quiet = False,
 ) -> None:
-    """Analyse every attention head of a model, print what stands out, and write the table.
+    """Analyse every attention head of a model, print which heads stand out, and write the table.
 
     Example: tlspectral analyze smollm2-135m -o heads.parquet
 
     Example: tlspectral analyze models.txt gpt2 path/to/checkpoint -o many
 
-    With --no-detectors a folder of safetensors or a hub model is read from its files, layer by layer, and not loaded.
-    With --device or --dtype it is loaded all the same.
+    The table has a row per head: spectral numbers of its query-key matrix (such as `D_head` and `dir_frac`, shares from
+    0 to 1) with their random null, and its mean attention on random repeated tokens (`prev`, `dup`, `ind`, 0 to 1).
+    `tlspectral show` prints it again, and `tls.tables.describe_columns()` explains all columns.
 
-    Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read as it is. A
-    model that fails gets a file in FOLDER/failures, the next model follows, and the exit status is 1 at the end. The
-    same command continues there, tries the failed models again and leaves the finished ones alone. Several jobs may
-    share FOLDER.
+    With --no-detectors, a folder of safetensors or a hub model is read from its files layer by layer, without loading
+    the model. --device or --dtype load it nevertheless.
+
+    Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read. If a model
+    fails, a file in FOLDER/failures says why, the next model follows, and the exit status is 1 at the end. The same
+    command continues there: it tries failed models again and skips finished models. Several jobs may share FOLDER.
+
+    Not shown: what a head does on text, or whether the model needs it: see `tlspectral ablate`.
     """
     from tlspectral.heads.many_models import is_model_list
 
@@ -91,7 +98,7 @@ def analyze(
     if len(models) > 1 or is_model_list(models[0]):
         _refuse_of_many(folder=folder, revision=revision, heads=heads, device=device, dtype=dtype)
         if form is not None:
-            raise typer.BadParameter("is for one model: several are written to -o", param_hint="--format")
+            raise typer.BadParameter("works for one model: several models are written to -o", param_hint="--format")
         _analyze_many(models, output, quiet, **settings)
         return
     (model,) = models
@@ -115,17 +122,25 @@ def analyze(
 
 
 def _refuse_of_many(**for_one: Any) -> None:
-    """Refuse options that choose within one model."""
+    """Raise typer's BadParameter if one of these options of `analyze` has a value, because several models are given
+    and the option works for one model. Keywords are the options' names.
+    """
     for name, value in for_one.items():
         if value is not None:
-            hint = ": several keep theirs in -o" if name == "folder" else ""
-            raise typer.BadParameter(f"is for one model{hint}", param_hint=f"--{name}")
+            hint = ": with several models, -o keeps finished layers" if name == "folder" else ": leave it out"
+            raise typer.BadParameter(f"works for one model{hint}", param_hint=f"--{name}")
 
 
 def _analyze_many(models: list[str], output: Path | None, quiet: bool, **settings: Any) -> None:
-    """Write the dataset of several models, and say how many failed."""
+    """Analyse several models, write their dataset into the folder `output`, print failures, and exit with status 1 if
+    any model failed.
+
+    `settings` are arguments of `analyze_models`. Raises typer's BadParameter without a folder.
+    """
     if output is None:
-        raise typer.BadParameter("several models need a folder for their dataset", param_hint="--output")
+        raise typer.BadParameter(
+            "several models need a folder for their dataset: give -o FOLDER", param_hint="--output"
+        )
     from tlspectral.heads import analyze_models
 
     failures = analyze_models(models, output, **settings)
@@ -148,11 +163,14 @@ def verify(
     form: Format = None,
     quiet: Quiet = False,
 ) -> None:
-    """Check that the operators reproduce the model's own attention scores, layer by layer.
+    """Check that the query-key matrices reproduce the model's own attention scores, layer by layer.
 
     Example: tlspectral verify smollm2-135m
 
-    The exit status is 2 if they do not.
+    It prints the largest absolute error of each layer, in units of the score (logits). If an error exceeds its
+    tolerance, the message names the layer, and the exit status is 2.
+
+    Not shown: whether MLPs or values are read correctly; only scores before the softmax are compared.
     """
     import tlspectral
 

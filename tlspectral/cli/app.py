@@ -1,4 +1,4 @@
-"""The application: global options, errors in one line, and arguments and checks shared by commands."""
+"""The application: global options, errors in one line, and options and checks that commands share."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tlspectral.errors import MissingParts, TlspectralError, did_you_mean
+from tlspectral.errors import MissingParts, TlspectralError, did_you_mean, shown
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _REFUSAL, _INTERRUPTED = 2, 130
-_GIVEN, _SHARD = "tlspectral.given", "tlspectral.shard"  # kept with the context of a command
+_GIVEN, _SHARD = "tlspectral.given", "tlspectral.shard"  # keys in the `meta` of a command's context
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
 
 
 def choice(option: str, names: tuple[str, ...], text: str) -> Any:
-    """Make an option that takes one of some names; another name is refused before the command begins."""
+    """Return a typer option with the flag `option` (such as "--dtype") and the help `text` that accepts only one of
+    `names`; any other value is refused before the command begins.
+    """
 
     def checked(value: str | None) -> str | None:
         if value is None or value in names:
             return value
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}{did_you_mean(value, names)}")
+        raise typer.BadParameter(f"{shown(value)} is none of {', '.join(names)}{did_you_mean(value, names)}")
 
     return typer.Option(
         option, metavar="|".join(names), help=text, callback=checked, autocompletion=lambda: list(names)
@@ -34,12 +36,18 @@ def choice(option: str, names: tuple[str, ...], text: str) -> Any:
 
 
 def _checked_device(name: str | None) -> str | None:
+    """Return the value of --device, such as "cuda:1", unchanged. Raises typer's BadParameter if it is not the name
+    of a device.
+    """
     if name is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name):
         raise typer.BadParameter(f"{name!r} is none of cpu, cuda, mps and xpu, alone or with a number as in cuda:1")
     return name
 
 
 def _hide_bars(context: Any, quiet: bool) -> bool:
+    """Switch off progress bars until the command ends if `quiet` is True; return `quiet`. `context` is the command's
+    click context.
+    """
     if quiet:
         from tlspectral.tables.progress import without_bars
 
@@ -48,7 +56,12 @@ def _hide_bars(context: Any, quiet: bool) -> bool:
 
 
 def _shared_out(context: Any, text: str | None) -> str | None:
-    """Let the command make the parts of one shard, and note for `collect` how it was given."""
+    """Let the command make only the jobs of one process, given as `text` ("3/16", the value of --shard), and record the
+    command line for `collect`.
+
+    Return `text`; None changes nothing. `context` is the command's click context. Raises typer's BadParameter for other
+    texts.
+    """
     if text is None:
         return None
     from tlspectral.tables.job import sharing
@@ -56,9 +69,9 @@ def _shared_out(context: Any, text: str | None) -> str | None:
 
     numbers = re.fullmatch(r"(\d+)/(\d+)", text)
     if numbers is None:
-        raise typer.BadParameter(f"{text!r} is no shard: give its number and how many there are, such as 3/16")
-    given = context.meta[_GIVEN]
-    words = zip(["", *given], given, strict=False)
+        raise typer.BadParameter(f"{text!r} is not a shard: give its number and the number of shards, such as 3/16")
+    words_given = context.meta[_GIVEN]
+    words = zip(["", *words_given], words_given, strict=False)
     command = [word for before, word in words if before != "--shard" and not word.startswith("--shard")]
     asked = {"command": command, "directory": os.getcwd()}
     context.with_resource(sharing(Shard.numbered(int(numbers[1]), int(numbers[2]), **asked)))
@@ -73,22 +86,26 @@ Revision = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        "--device", metavar="NAME", help="As cpu or cuda:1; none: CUDA, else the CPU.", callback=_checked_device
+        "--device",
+        metavar="NAME",
+        help="Such as cpu or cuda:1. Default: CUDA if there is a GPU, else the CPU.",
+        callback=_checked_device,
     ),
 ]
 DType = Annotated[
-    str | None, choice("--dtype", ("float32", "float64", "bfloat16", "float16"), "Of the weights; none: float32.")
+    str | None,
+    choice("--dtype", ("float32", "float64", "bfloat16", "float16"), "Type of the weights. Default: float32."),
 ]
 Format = Annotated[
     str | None,
-    choice("--format", ("json", "csv"), "Print the table in this form, and nothing else, to standard output."),
+    choice("--format", ("json", "csv"), "Print the table in this form to standard output, and nothing else."),
 ]
 Quiet = Annotated[
     bool,
     typer.Option(
         "--quiet",
         "-q",
-        help="No progress, and nothing printed but what --format asks for.",
+        help="Print no progress and no text, only the table of --format.",
         callback=_hide_bars,
     ),
 ]
@@ -97,7 +114,7 @@ Shard = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Make job I of every N, from 1 on, as one of N processes; the last one, or collect, makes the table.",
+        help="Run as process I of N, I from 1: make every Nth job. The last process, or collect, makes the table.",
         callback=_shared_out,
     ),
 ]
@@ -105,7 +122,10 @@ TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file w
 TableOutput = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the table: .parquet, or .csv with a .columns.csv beside it."
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the table: .parquet, or .csv with the columns' meaning in .columns.csv.",
     ),
 ]
 FigureOutput = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")]
@@ -122,7 +142,9 @@ _CONTENTS = {
 
 
 class _Commands(TyperGroup):
-    """Lists commands by subject, and prints errors that a user can correct as one line; --debug shows the traceback."""
+    """The click group of all commands: it lists them by subject, and prints errors that a user can correct as one
+    line with exit status 2. --debug shows the traceback.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in _CONTENTS.values() for name in names]
@@ -140,7 +162,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except MissingParts as error:  # not the fault of the shard, which has made its own
+        except MissingParts as error:  # a shard that has made its own jobs has succeeded
             typer.echo(str(error), err=True)
             raise typer.Exit(0 if _SHARD in ctx.meta else 1) from error
         except KeyboardInterrupt as interrupt:
@@ -164,11 +186,19 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command `tlspectral` with the arguments of this process (sys.argv), then exit; it does not return.
+
+        tlspectral analyze smollm2-135m -o heads.parquet
+
+    The exit status is 0 for success, 1 for partial results (such as a model that failed), 2 for an error that the user
+    can correct, which is printed as one line on stderr, and 130 after an interrupt. `tlspectral --help` lists the
+    commands; in Python call the functions of `tlspectral` instead.
+    """
     app()
 
 
 def _print_version(wanted: bool) -> bool:
+    """If `wanted` (--version was given), print the version and exit; otherwise return False."""
     if wanted:
         typer.echo(f"tlspectral {__version__}")
         raise typer.Exit
@@ -182,28 +212,38 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """The spectrum of attention heads: one table row per head, against a matched random null."""
+    """The spectrum of attention heads: one table row per head, against a matched random null.
+
+    The options here stand before a command, as in: tlspectral --debug analyze smollm2-135m. They change nothing but
+    what is printed.
+    """
 
 
 def require_writable(output: Path) -> None:
-    """Refuse a path that cannot be written, before the command does its long work."""
+    """Make the missing parent folders of the file `output`; raise IsADirectoryError or PermissionError if it cannot
+    be written. Called before long work begins.
+    """
     if output.is_dir():
         raise IsADirectoryError(f"{output} is a folder: give -o a file name in it")
     output.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(output.parent, os.W_OK):
-        raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
+        raise PermissionError(f"no permission to write in {output.parent}: give -o a path in another folder")
 
 
 def require_shared(folder: Path | None, option: str) -> None:
-    """Refuse, before the command does its long work, a shard without a folder that the other shards see."""
+    """Raise typer's BadParameter if --shard was given but `folder` is None; `option` is the option that names the
+    folder, such as "--folder".
+    """
     from tlspectral.tables.job import current_shard
 
     if folder is None and current_shard() is not None:
-        raise typer.BadParameter(f"goes with {option}, a folder that all shards see", param_hint="--shard")
+        raise typer.BadParameter(f"needs {option}, a folder that all shards can read", param_hint="--shard")
 
 
 def listed_heads(heads: str | None) -> list[str] | None:
-    """Return the heads and layers of an option. Raises BadHead, before a model is loaded, for what names none."""
+    """Return the heads and layers in a text such as "L5H1,L7" as a list of names, or None for None. Raises BadHead
+    for a wrong name.
+    """
     from tlspectral.selection import named_heads
 
     listed = None if heads is None else heads.split(",")
@@ -212,18 +252,21 @@ def listed_heads(heads: str | None) -> list[str] | None:
 
 
 def require_table_file(output: Path | None) -> None:
-    """Refuse, before the command does its long work, a table's path of unknown type or that cannot be written."""
+    """Raise an error if a table cannot be written to the path `output`: unknown type (not .parquet or .csv), a
+    folder, or no permission. None passes. Called before long work begins.
+    """
     if output is None:
         return
     if not output.is_dir() and output.suffix.lower() not in (".parquet", ".csv"):
-        raise ValueError(f"{output}: a table is a .parquet or .csv file: give -o such a name")
+        raise ValueError(f"{output}: tables are .parquet or .csv files: give -o a name that ends in one of these")
     require_writable(output)
 
 
 def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> None:
-    """Write a table to a file, and print it whole, as CSV or as a JSON list of rows, each where asked for.
+    """Write the table to the file `output` unless it is None, and print it if `form` is "csv" (with header) or "json"
+    (a list of rows).
 
-    NaN is empty or null in what is printed.
+    In printed tables NaN is empty (CSV) or null (JSON).
     """
     if output is not None:
         import tlspectral
@@ -235,7 +278,9 @@ def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> Non
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
-    """Save a figure; after an interruption the old file is still there."""
+    """Save a matplotlib figure as the file `path`, in the format of its ending; after an interrupt an older file is
+    still there.
+    """
     from tlspectral.tables.atomic_writes import whole_file
 
     with whole_file(path) as partial:

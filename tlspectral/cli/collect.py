@@ -1,4 +1,4 @@
-"""The command that joins what shards made: `collect`."""
+"""The command `collect`, which joins the jobs that shards made."""
 
 import os
 from pathlib import Path
@@ -11,22 +11,25 @@ from tlspectral.cli.app import app
 
 @app.command(short_help="the table of a folder that shards have filled")
 def collect(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of commands that were given --shard.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that the commands with --shard share.")],
 ) -> None:
-    """Make the tables of work that was shared out, or say which parts are missing; the exit status is then 1.
+    """Make the tables of work that several processes (commands with --shard) did, or list missing jobs (exit status 1).
 
     Example: tlspectral collect sweep
 
-    When all jobs are there, the command that the shards were given runs again without --shard, in the folder where it
-    was given. It makes no job, and writes and prints what it does without shards. Where a function of Python made the
-    parts, call it again: it returns the table.
+    If all jobs are there, the command that had --shard runs again without it, in the folder where it was given. It
+    computes no job again, and writes and prints its table as without --shard. If a Python function made the jobs, call
+    it again: it returns the table.
+
+    It fails (exit status 2) if FOLDER has no work of shards. It does not show whether processes still run: a missing
+    job may be under way.
     """
     from tlspectral.tables.job import sharing
     from tlspectral.tables.sharing import Shard, noted_works, require_parts
 
     works = list(noted_works(folder))
     if not works:
-        raise ValueError(f"{folder} holds no work of shards: name the folder of commands that were given --shard")
+        raise ValueError(f"{folder} has no work of shards: give the folder that the commands with --shard share")
     parts: dict[Path, dict[str, None]] = {}
     for path, work in works:
         parts.setdefault(path, {}).update(dict.fromkeys(work["parts"]))

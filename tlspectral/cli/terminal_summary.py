@@ -8,11 +8,11 @@ if TYPE_CHECKING:
 
 
 _BESIDE = {"D_head_null_mean": "null mean", "D_head_null_pct": "null at or below", "D_head_z": "z"}
-"""Titles of columns that stand beside the one that they belong to."""
+"""Short titles of columns that stand beside the column they belong to."""
 
 
 def read_heads(path: Path) -> "pd.DataFrame":
-    """Read a table of heads. Raises ValueError if it is another table."""
+    """Return the head table in a parquet file as a DataFrame. Raises ValueError if the file holds another table."""
     from tlspectral.tables import read_table
     from tlspectral.tables.schema import require
 
@@ -22,7 +22,9 @@ def read_heads(path: Path) -> "pd.DataFrame":
 
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
-    """Return the text of `show`: the model, top heads per detector, the heads furthest from their null, odd rows."""
+    """Return the text that `tlspectral show` prints about a head table: model, the `top` heads per detector, the
+    `top` heads furthest from their null, and numbers of statuses.
+    """
     from tlspectral.tables.detector_columns import DETECTORS
     from tlspectral.tables.head_columns import column_title
 
@@ -50,7 +52,11 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
 
 
 def changes(comparison: "pd.DataFrame", top: int) -> str:
-    """Return the text of `compare`: the models, what was left out, and by family the heads that changed most."""
+    """Return the text that `tlspectral compare` prints: the models, what was left out, and the `top` heads that changed
+    most in behaviour and spectrum.
+
+    `comparison` is a table of `compare_heads`.
+    """
     import pandas as pd
 
     from tlspectral.tables.head_columns import column_title
@@ -83,22 +89,26 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
 
 
 def _weights(comparison: "pd.DataFrame", top: int) -> list[str]:
-    """Return the lines of `changes` about weights: layers by their hashes, and of two models the operators."""
+    """Return lines of text about weights: which layers have equal and different hashes and, if models were compared,
+    the `top` heads whose matrices differ most.
+
+    `comparison` is a table of `compare_heads`.
+    """
     from tlspectral.heads.comparison import layers_named
     from tlspectral.tables.printed import printed
 
     attrs = comparison.attrs
     known = attrs["weights"]
-    said = [f"differ in {layers_named(known['differ'])}"] if known.get("differ") else []
-    said += [f"are equal in {layers_named(known['equal'])}"] if known.get("equal") else []
-    lines = [f"weights of attention {' and '.join(said) or 'unknown: ' + known['unknown']}"]
+    sentences = [f"differ in {layers_named(known['differ'])}"] if known.get("differ") else []
+    sentences += [f"are equal in {layers_named(known['equal'])}"] if known.get("equal") else []
+    lines = [f"weights of attention {' and '.join(sentences) or 'unknown: ' + known['unknown']}"]
     if "qk_change" not in comparison:
         if known.get("differ"):
-            lines.append("By how much each head differs, the two models say: give these in place of their tables.")
+            lines.append("To see how much each head differs, give the two models instead of their tables.")
         if known.get("differ") and not known["equal"]:
-            lines.append("No layer is equal: of two trainings, heads of one index have nothing to do with each other.")
+            lines.append("No layer is equal. If these are two trainings, heads with the same index are unrelated.")
         return lines
-    lines += [f"outside of the operators, {what} differ in {layers_named(at)}" for what, at in attrs["outside"].items()]
+    lines += [f"outside of the operators, {name} differ in {layers_named(at)}" for name, at in attrs["outside"].items()]
     largest = comparison.assign(largest=comparison[["qk_change", "ov_change"]].max(axis=1)).query("largest > 0")
     lines.append(f"operators: {len(largest)} of {len(comparison)} heads differ, relative to a")
     if len(largest):
@@ -114,7 +124,9 @@ _SHOWN = (
 
 
 def _provenance(heads: "pd.DataFrame") -> str:
-    """Return model, size, settings by their names in `attrs`, and self-check, as far as the table records them."""
+    """Return lines of text about a head table: model, numbers of heads and layers, settings by their names in
+    `attrs`, and the self-check.
+    """
     from tlspectral.report.sections import said
 
     attrs = heads.attrs
@@ -127,7 +139,9 @@ def _provenance(heads: "pd.DataFrame") -> str:
 
 
 def random_heads(heads: "pd.DataFrame") -> list[str]:
-    """Return the line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
+    """Return a list with one line of text: the median D_head and dir_frac of random heads. It is empty for a head
+    table without a null.
+    """
     from tlspectral.tables.head_columns import column_title, null_band
 
     bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
@@ -136,32 +150,41 @@ def random_heads(heads: "pd.DataFrame") -> list[str]:
 
 
 def self_check(attrs: dict[Any, Any]) -> str:
-    """Return the error of the operators against the model's own scores, from a table's provenance."""
+    """Return a line of text with the error of the query-key matrices against the model's own scores, from the
+    `attrs` of a head table.
+    """
     from tlspectral.report.sections import said
 
     return f"self-check: {said(attrs.get('score_check') or 'not made')}"
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
-    """Return aligned text of some columns, a title's words over one another; NaN, and a missing column, is a dash."""
+    """Return columns of the head table as aligned text, a line per head below titles in three lines; NaN and a
+    missing column are a dash.
+    """
     import pandas as pd
 
     from tlspectral.selection import head_name
     from tlspectral.tables.head_columns import column_title
+    from tlspectral.tables.printed import short_number
 
     names = heads["name"] if "name" in heads else map(head_name, heads["layer"], heads["head"])
     shown = pd.DataFrame({"head": list(map(str, names))})
     for column in columns:
-        digits = "+.1f" if column.endswith("_z") else ".4f" if column.endswith("_se") else ".3f"
+        decimals = 4 if column.endswith("_se") else 3
         values = heads[column] if column in heads else [float("nan")] * len(heads)
-        shown[column] = ["-" if pd.isna(value) else format(value, digits) for value in values]
+        shown[column] = [
+            "-" if pd.isna(value) else f"{value:+.1f}" if column.endswith("_z") else short_number(value, decimals)
+            for value in values
+        ]
     titles = ["se" if column.endswith("_se") else _BESIDE.get(column, column_title(column)) for column in shown]
-    words = [one.split(" ", 2) for one in titles]
-    shown.columns = pd.MultiIndex.from_tuples([(*[""] * (3 - len(some)), *some) for some in words])
+    words = [title.split(" ", 2) for title in titles]
+    shown.columns = pd.MultiIndex.from_tuples([(*[""] * (3 - len(lines)), *lines) for lines in words])
     return shown.to_string(index=False, sparsify=False)
 
 
 def _statuses(heads: "pd.DataFrame") -> str:
+    """Return a line of text with the number of heads for each value of the column status."""
     if "status" not in heads:
         return "status: not in this table"
     odd = heads.loc[heads["status"] != "ok", "status"].value_counts()

@@ -1,7 +1,7 @@
-"""Tables about heads: spectrum, behaviour, composition, directions, frequencies and comparison.
+"""Functions about attention heads: spectra, detectors, composition, copying, directions, frequencies, comparison.
 
-The operators that they measure, with their check, are in `operators`, attention to earlier tokens in `detectors`.
-A function is imported when it is first used, so that `analyze_heads` does not load the others.
+The query-key and output-value operators are in `operators`; functions that read attention are in `detectors`. A
+function is imported when it is first used, because `analyze_heads` does not need the rest.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Two models of one architecture, or their head tables, side by side: a base model and its fine-tuned copy."""
+"""Compare two models of one architecture, or their head tables: a base model and its fine-tuned copy."""
 
 import os
 from itertools import chain
@@ -26,15 +26,15 @@ COMPARED_COLUMNS = (
     "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "dir_frac_z", "D_head_z", "imag_mass_z",
     "henrici_z", "rope_imag_frac", "freq_centroid", "hi_freq_dir", *DETECTORS, "copying", "positivity", "D_head_pct",
 )
-"""The columns of which `compare_heads` gives the difference."""
+"""Columns whose difference `compare_heads` gives."""
 
 # fmt: on
 
 RANKED_COLUMNS = {"behaviour": tuple(DETECTORS), "spectrum": ("dir_frac", "D_head", "henrici")}
-"""The columns by which `compare_heads` ranks heads, by family: those with a band, all of which run from 0 to 1."""
+"""Columns by which `compare_heads` ranks heads, by family. They have a noise band and run from 0 to 1."""
 
 CHANGE_FLOOR = 0.02
-"""The least difference by which `compare_heads` ranks a head, in attention or in the share that a column is."""
+"""The least difference, in units of the column, for which `compare_heads` ranks a head."""
 
 _HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
@@ -45,6 +45,9 @@ _WIDTH = 2.0  # standard deviations
 
 
 def _change(family: str, unit: str) -> tuple[Column, ...]:
+    """Return the two columns of a family ("behaviour" or "spectrum"): the column that changed most, and its change in
+    `unit`.
+    """
     return columns(f"""
         {family}_of     | label  | Column of {family} with the largest difference beyond its band and the floor; missing
                         |        | where none is.
@@ -53,6 +56,9 @@ def _change(family: str, unit: str) -> tuple[Column, ...]:
 
 
 def _compared(name: str) -> tuple[Column, ...]:
+    """Return the columns that `compare_heads` makes from the head-table column `name`: values, difference and noise
+    band.
+    """
     unit = COLUMNS[name].unit
     values = columns(f"""
         {name}_a?    | {unit} | {name} of the head in table a.
@@ -95,6 +101,8 @@ COMPARE_HEADS = Schema(
 def compare_heads(a: Any, b: Any) -> pd.DataFrame:
     """Compare every head of model b with the same head of model a: operators, spectrum and behaviour.
 
+    Use it to see what fine-tuning or quantising changed, the most changed heads first.
+
     >>> import tlspectral as tls
     >>> base, changed = tls.load_model("tiny-rope"), tls.load_model("tiny-rope")
     >>> _ = changed.blocks[1].attn.q.original_component.weight.data[16:32].neg_()  # W_Q of L1H1
@@ -102,49 +110,58 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
     [['L1H1', 2.0], ['L0H0', 0.0]]
 
     Args:
-        a, b: two models of one shape, one of them a changed copy (fine-tuned, quantised), in any form that
-            `analyze_heads` takes; or two of its tables, made with equal settings. Of two models the tables are made
-            here, with the defaults of `analyze_heads`: it takes as long as two calls.
+        a, b: a model and a changed copy, each a TransformerBridge, a HookedTransformer, a model of transformers, or a
+            name or path; or two tables of `analyze_heads` with equal settings. For models the tables are made here,
+            which takes as long as two calls of `analyze_heads`.
 
     Returns:
-        DataFrame, one row per head that both have, the most changed first: by the larger of `qk_change` and
-        `ov_change` for models, by `change_rank` for tables. It begins with `layer, head, name, change_rank,
-        behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`, for models also
-        `qk_change, ov_change`; `behaviour_of` and `spectrum_of` name the column that changed most. For every column of
-        `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known, `<column>_band,
-        <column>_outside`. A difference has a rank if it is beyond its band and at least `CHANGE_FLOOR`, 0.02.
-        `attrs["weights"]` says in which layers the weights differ; docs/two_models.md has the other `attrs`.
+        DataFrame with a row per head that both have, the most changed first: by the larger of `qk_change` and
+        `ov_change` for models, by `change_rank` for tables. Its columns:
+
+        * `layer, head, name`, and `change_rank` (1 for the most changed by `behaviour_rank` or `spectrum_rank`).
+        * `behaviour_of`: which of `prev`, `dup`, `ind` changed most. `behaviour_change`: b less a (attention). Missing
+          if no change exceeds its noise and 0.02. `spectrum_of` and `spectrum_change`: the same for `dir_frac`,
+          `D_head`, `henrici` (shares). `behaviour_rank` and `spectrum_rank` rank heads by these changes.
+        * `qk_change`, `ov_change`, for models only: the norm of the change of the query-key operator, and of W_V W_O,
+          over the norm in model a.
+        * for each compared column of the head table: `<column>_a`, `<column>_b`, `<column>_diff` and, with known noise,
+          `<column>_band` (2 standard deviations) and `<column>_outside` (True beyond it).
+
+        `attrs["weights"]`: layers whose weights differ.
 
     Raises:
-        ValueError: models without a common basis (of two trainings from scratch, heads of one index have nothing to do
-            with each other), other architectures or settings, no head in common, tables without columns or provenance.
-        TypeError: a table and a model.
+        ValueError: models without a common basis (two trainings from scratch), different architectures or settings, no
+            common head, or tables without the needed columns or attrs.
+        TypeError: a table and a model, or the name of a table's file.
 
-    What it does not establish: that a difference is one of function, or what training did to the head. One head in
-    twenty lies outside of its band where noise is all there is. Operators hold no biases, rotary frequencies or scale
-    of scores: `attrs["outside"]` says where these differ. Tables hardly show new directions of a head: a warning names
-    layers whose weights differ while no head of them is ranked.
+    Not established: that the function of a head changed. By noise alone, one head in twenty lies outside its band.
+    Biases and rotary frequencies are not in the operators: see `attrs["outside"]`. More: docs/two_models.md.
     """
-    for which, one in (("a", a), ("b", b)):
-        if isinstance(one, str | os.PathLike) and Path(one).suffix.lower() in (".parquet", ".csv"):
-            raise TypeError(f"{which} is the name of a file of a table: give the table, read_table({str(one)!r})")
-    of_table = [isinstance(one, pd.DataFrame) for one in (a, b)]
-    if all(of_table):
+    for side, model in (("a", a), ("b", b)):
+        if isinstance(model, str | os.PathLike) and Path(model).suffix.lower() in (".parquet", ".csv"):
+            raise TypeError(f"{side} is the file name of a table: give the table itself, read_table({str(model)!r})")
+    are_tables = [isinstance(model, pd.DataFrame) for model in (a, b)]
+    if all(are_tables):
         return _compared_tables(a, b, None)
-    if any(of_table):
-        kinds = [f"{which} is a {type(one).__name__}" for which, one in (("a", a), ("b", b))]
+    if any(are_tables):
+        kinds = [f"{side} is a {type(model).__name__}" for side, model in (("a", a), ("b", b))]
         raise TypeError(
-            f"compare_heads takes two models or two tables: {' and '.join(kinds)}. Give both models, or for the model "
-            "its table, analyze_heads(model) with the settings of the other one"
+            f"compare_heads takes two models or two tables: {' and '.join(kinds)}. Give both models, or replace the "
+            "model by analyze_heads(model), with the settings of the table"
         )
     with open_layers(a, load=True) as layers_of_a, open_layers(b, load=True) as layers_of_b:
         sources = layers_of_a, layers_of_b
         operators = operator_changes(*sources)
-    first, second = (analyze_heads(one.model if isinstance(one, AttentionView) else one) for one in sources)
+    first, second = (analyze_heads(source.model if isinstance(source, AttentionView) else source) for source in sources)
     return _compared_tables(first, second, operators)
 
 
 def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChanges | None) -> pd.DataFrame:
+    """Return the table of `compare_heads`, made from the head tables `a` and `b`.
+
+    `operators` adds the columns `qk_change` and `ov_change`, by which the rows are then sorted; None: only tables are
+    known.
+    """
     first, second = _checked(a, "a"), _checked(b, "b")
     first, second, alone = _shared_heads(first, second, a, b)
     settings = _same_settings(a, b)
@@ -169,8 +186,8 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
     changes: dict[str, Any] = {}
     ranks: dict[str, pd.Series] = {}
     for family, names in RANKED_COLUMNS.items():
-        of, change = _largest([name for name in names if name in kinds], compared, len(first))
-        changes |= {f"{family}_of": of, f"{family}_change": change}
+        changed_columns, change = _largest([name for name in names if name in kinds], compared, len(first))
+        changes |= {f"{family}_of": changed_columns, f"{family}_change": change}
         ranks[f"{family}_rank"] = pd.Series(np.abs(change)).rank(ascending=False, method="min")
     summary = {
         "layer": first["layer"],
@@ -188,13 +205,16 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
         table = table.loc[(-largest).sort_values(kind="stable").index].reset_index(drop=True)
     weights = layers_apart(a.attrs, b.attrs)
     attrs = {
-        **{key: {name: one.attrs[name] for name in _ORIGIN if name in one.attrs} for key, one in (("a", a), ("b", b))},
+        **{
+            side: {name: heads.attrs[name] for name in _ORIGIN if name in heads.attrs}
+            for side, heads in (("a", a), ("b", b))
+        },
         "settings": settings,
         "bands": kinds,
         "floor": CHANGE_FLOOR,
         "left_out": {"columns": left_out, "heads": alone},
         "weights": weights,
-        MEANINGS: min(followed(one.attrs) for one in (a, b)),
+        MEANINGS: min(followed(heads.attrs) for heads in (a, b)),
     }
     if operators is None:
         _warn_of_unseen(table, weights)
@@ -204,7 +224,10 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
 
 
 def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
-    """Warn of layers whose weights differ, though no head of them is ranked."""
+    """Warn of layers whose weights differ although none of their heads has a `change_rank` in `table`.
+
+    `weights["differ"]` lists the layers whose hashes differ between models a and b.
+    """
     ranked = {*table.loc[table["change_rank"].notna(), "layer"]}
     unseen = [layer for layer in weights.get("differ", []) if layer in {*table["layer"]} - ranked]
     if unseen:
@@ -217,7 +240,7 @@ def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
 
 
 def layers_named(layers: list[int]) -> str:
-    """Return layers in words: "layer 1", "layers 0, 2"; of more than eight how many there are too."""
+    """Return the layers as text: "layer 1", "layers 0, 2"; for more than eight, their number and the first eight."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
     shown = ", ".join(map(str, layers[:8]))
@@ -225,27 +248,35 @@ def layers_named(layers: list[int]) -> str:
 
 
 def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
-    """Return the columns that mean one thing in one table and another in the other, with the reason; warn of them."""
-    older = {which: other_meanings(table) for which, table in (("a", a), ("b", b))}
+    """Return a dict from column to reason: columns whose meaning a later release changed after only one of the tables
+    was made.
+
+    Each is also warned of, because it is not compared.
+    """
+    older = {side: other_meanings(table) for side, table in (("a", a), ("b", b))}
     reasons = {}
-    for which, other in (("a", "b"), ("b", "a")):
-        for place in older[which].keys() - older[other].keys():
-            why = f"another meaning in {which}, made before a change: {CHANGES[place].text}"
-            if names := [name for name in older[which][place] if name in COMPARED_COLUMNS]:
+    for side, opposite in (("a", "b"), ("b", "a")):
+        for place in older[side].keys() - older[opposite].keys():
+            why = f"another meaning in {side}, made before a change: {CHANGES[place].text}"
+            if names := [name for name in older[side][place] if name in COMPARED_COLUMNS]:
                 reasons |= dict.fromkeys(names, why)
                 warn_caller(f"{', '.join(names)} cannot be compared, and are left out: {why}")
     return reasons
 
 
-def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:
-    require(heads, (*_HEAD, *_ARCHITECTURE, *COMPARED_COLUMNS), "analyze_heads", name=f"table {which}")
+def _checked(heads: pd.DataFrame, side: str) -> pd.DataFrame:
+    """Return the head table `heads` sorted by layer and head. `side` ("a" or "b") names the table in messages.
+
+    Raises ValueError unless it has the columns and attrs that `compare_heads` needs, and each head once.
+    """
+    require(heads, (*_HEAD, *_ARCHITECTURE, *COMPARED_COLUMNS), "analyze_heads", name=f"table {side}")
     if heads.duplicated(_HEAD).any():
-        raise ValueError(f"table {which} has some head twice; give one table of analyze_heads, not several joined")
+        raise ValueError(f"table {side} has a head twice: give one table of analyze_heads, not several tables joined")
     missing = [name for name in ("model", *_SETTINGS, "detectors") if name not in heads.attrs]
     if missing:
         raise ValueError(
-            f"table {which} does not say its {', '.join(missing)} in its attrs; give the table as analyze_heads or "
-            "read_table returns it, since joins and many edits drop them"
+            f"table {side} has no {', '.join(missing)} in its attrs, because joins and many edits drop them: give the "
+            "table as analyze_heads or read_table returns it"
         )
     return heads.sort_values(_HEAD, ignore_index=True)
 
@@ -253,13 +284,18 @@ def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:
 def _shared_heads(
     first: pd.DataFrame, second: pd.DataFrame, a: pd.DataFrame, b: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int]]:
-    """Return the rows of the heads that both tables have, and how many heads only one has."""
+    """Return the rows of the heads that both tables have, of the first and of the second table, and the number of other
+    heads.
+
+    `first` and `second` are sorted copies of tables `a` and `b`, whose attrs name the models. The last result is `{"a":
+    heads only in a, "b": heads only in b}`. Raises ValueError for no common head or for another architecture.
+    """
     names = f"{a.attrs['model']} (a) and {b.attrs['model']} (b)"
     index_a, index_b = (pd.MultiIndex.from_arrays([table["layer"], table["head"]]) for table in (first, second))
     alone = {"a": int((~index_a.isin(index_b)).sum()), "b": int((~index_b.isin(index_a)).sum())}
     if alone["a"] == len(first):
         shapes = [f"{len(table)} heads of layers {sorted(set(table['layer']))}" for table in (first, second)]
-        raise ValueError(f"{names} have no head in common: {shapes[0]} and {shapes[1]}; give tables of the same heads")
+        raise ValueError(f"{names} have no head in common: {shapes[0]} and {shapes[1]}: give tables of the same heads")
     first = first.loc[index_a.isin(index_b)].reset_index(drop=True)
     second = second.loc[index_b.isin(index_a)].reset_index(drop=True)
     for column in _ARCHITECTURE:
@@ -269,23 +305,29 @@ def _shared_heads(
             layer, head = first.loc[row, _HEAD]
             raise ValueError(
                 f"{names} differ in architecture: {column} of L{layer}H{head} is {first.loc[row, column]} and "
-                f"{second.loc[row, column]}"
+                f"{second.loc[row, column]}; give a model and a changed copy of it"
             )
     return first, second, alone
 
 
 def _lacking(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, str]:
-    """Return the columns that only one of the tables has values for, with the reason."""
+    """Return a dict from column to reason, such as "no value in a": compared columns that are all NaN in only one
+    table.
+    """
     reasons = {}
     for name in COMPARED_COLUMNS:
-        without = [which for which, table in (("a", first), ("b", second)) if table[name].isna().all()]
+        without = [side for side, table in (("a", first), ("b", second)) if table[name].isna().all()]
         if len(without) == 1:
             reasons[name] = f"no value in {without[0]}"
     return reasons
 
 
 def _noise(name: str, first: pd.DataFrame, second: pd.DataFrame) -> tuple[str | None, list[np.ndarray]]:
-    """Return what the band of a column comes from, None without a band, and the standard deviations of it."""
+    """Return the source of a column's noise, and a list of its standard deviations per head in the first and second
+    table.
+
+    The source is "null" or "standard error over sequences". (None, []) if the column `name` has neither in both tables.
+    """
     for kind, column in (("null", f"{name}_null_std"), ("standard error over sequences", f"{name}_se")):
         if all(column in table and table[column].notna().any() for table in (first, second)):
             return kind, [table[column].to_numpy(float) for table in (first, second)]
@@ -295,8 +337,12 @@ def _noise(name: str, first: pd.DataFrame, second: pd.DataFrame) -> tuple[str | 
 def _largest(
     names: list[str], compared: dict[str, Any], count: int
 ) -> tuple[list[str | None], Float64[np.ndarray, " heads"]]:
-    """Return for each head which column changed most, beyond its band and the floor, and by how much."""
-    differences, sizes = [np.full(count, np.nan)], [np.zeros(count)]  # of no column: the largest where nothing counts
+    """Return, for each of `count` heads, the name of the column that changed most and its difference (b less a).
+
+    `names` are the columns to choose from; `compared` has `<name>_diff` and `<name>_outside` for each. Only differences
+    beyond the noise band and of at least 0.02 count; without any, the name is None and the difference NaN.
+    """
+    differences, sizes = [np.full(count, np.nan)], [np.zeros(count)]  # zeros: the largest where nothing counts
     for name in names:
         difference = compared[f"{name}_diff"].to_numpy()
         counts = compared[f"{name}_outside"].fillna(False).to_numpy(bool) & (np.abs(difference) >= CHANGE_FLOOR)
@@ -307,13 +353,23 @@ def _largest(
 
 
 def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
-    """Return the rank of each head by the better of its ranks, then by the other; NaN without any."""
+    """Return a rank for each head: by the better of its ranks in the columns of `ranks`, ties by the worse; 1 is the
+    best.
+
+    NaN for a head without a rank.
+    """
     last = len(ranks) + 1
     ordered = np.sort(ranks.fillna(last).to_numpy(), axis=1)
     return pd.Series(ordered[:, 0] * (last + 1) + ordered[:, 1]).where(ordered[:, 0] < last).rank(method="min")
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
+    """Return the settings with which head tables a and b were both made: a dict `seed`, `null_draws`, `null_blocks`,
+    `detectors`.
+
+    `detectors` has the settings of the detectors, None if a table has no detectors. Raises ValueError for settings that
+    differ.
+    """
     settings = {key: _same_value(key, a.attrs[key], b.attrs[key]) for key in _SETTINGS}
     _same_value("extra content_scale, which changes M,", *("content_scale" in table for table in (a, b)))
     detectors = a.attrs["detectors"], b.attrs["detectors"]
@@ -330,6 +386,12 @@ def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
 
 
 def _same_value(key: str, of_a: Any, of_b: Any) -> Any:
+    """Return the value of the setting `key`, which must be equal in tables a and b. Raise ValueError if `of_a` differs
+    from `of_b`.
+    """
     if of_a != of_b:
-        raise ValueError(f"the tables were made with other settings: {key} is {of_a} in a and {of_b} in b")
+        raise ValueError(
+            f"the tables were made with different settings: {key} is {of_a} in a and {of_b} in b; make both by "
+            "analyze_heads with equal arguments"
+        )
     return of_a

@@ -1,4 +1,4 @@
-"""How strongly an earlier head can feed a later one: K-, Q- and V-composition, from weights."""
+"""How strongly an earlier head can feed keys, queries or values of a later head, from weights: composition scores."""
 
 from __future__ import annotations
 
@@ -49,67 +49,64 @@ K_COMPOSITION = Schema(
 
 
 def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.DataFrame:
-    """Score how strongly each head of an earlier layer can feed a receiver (Elhage et al. 2021; FP section 4).
+    """Score how strongly each earlier head can feed a receiver, from weights (Elhage et al. 2021).
+
+    Use it to look for candidates before you cut edges: which head may write what this head's keys read?
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> tls.k_composition(model, "L1H0.k")["name"].iloc[0]  # what feeds its keys best
+    >>> tls.k_composition(model, "L1H0.k")["name"].iloc[0]  # the head that feeds its keys best
     'L0H3'
-    >>> tls.k_composition(model).nlargest(3, "score")["name"].tolist()  # the strongest of all pairs of heads
+    >>> tls.k_composition(model).nlargest(3, "score")["name"].tolist()  # senders of the top three pairs
     ['L0H3', 'L0H3', 'L0H3']
 
-    `score = ||M OV^T|| / (||M|| ||OV||)` for the keys of a head, with M^T in place of M for its queries and
-    `||OV_earlier OV_head||` for its values; Frobenius norms, from thin factors alone. M is norm-folded, and OV, like M,
-    is centred under LayerNorm. Both belong to the head that is named, also where heads share keys and values.
-
     Args:
-        model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. A folder of
-            safetensors or a hub model is read from its files, one layer's values and output at a time, without loading
-            it (architectures: `models.checkpoints.layers.STREAMED_MODEL_TYPES`); other names are loaded.
-        receiver: what a head reads: `"L5H1.k"`, `"L5H1.q"`, `"L5H1.v"` or a `Receiver`. A head alone, "L5H1", (5, 1) or
-            a table row, means its keys. None: the keys of every head, all pairs in one pass over the layers, with the
-            numbers of a call for each receiver. The pass holds W_K of all layers in float64 and d_head x d_head numbers
-            of every head: 35 MB for SmolLM2-135M, 1.2 GB for Llama-3-8B.
+        model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. Folders of
+            safetensors and hub models are read layer by layer, without loading.
+        receiver: the input that is fed: `"L5H1.k"` (keys), `"L5H1.q"` (queries) or `"L5H1.v"` (values). A head alone
+            ("L5H1", (5, 1), a table row) means its keys. Default: the keys of every head, all pairs in one pass.
 
     Returns:
-        DataFrame, best first; empty for a receiver in layer 0. For all pairs it has a row per sender and receiver: the
-        receivers in the order of the model, the senders of each best first.
-        Columns: `layer, head, name, receiver?, receiver_layer?, receiver_head?, score, chance, rank`.
-        `attrs` hold where the model came from, with hashes of the (last) receiver's layer and all earlier ones.
+        DataFrame with a row per sender (`layer, head, name`), best first; empty for a receiver in layer 0. With
+        `receiver=None`: a row per sender and receiver, receivers in the order of the model. Columns: `layer, head,
+        name, receiver?, receiver_layer?, receiver_head?, score, chance, rank`. `score`, between 0 and 1, is ||M OV^T||
+        / (||M|| ||OV||) with Frobenius norms: M is the receiver's query-key operator (for queries its transpose, for
+        values its own W_V W_O), OV the sender's W_V W_O. `chance` = 1 / sqrt(d_model) is the score of random operators.
+        `rank` is 1 for the best sender of a receiver. `attrs` hold where the model came from, with hashes of the layers
+        read.
 
     Raises:
-        BadHead: no such head, or keys or values of a group (`"L5KV0.k"`), which have several operators.
+        BadHead: the head does not exist, or the receiver is a group of heads (`"L5KV0.k"`), which has several
+            operators.
         BadWeights, UnsupportedArchitecture: a layer cannot be read.
 
-    What it does not establish: that the path is used. The score sees weights, not what is on the residual stream, and
-    the number of heads to be ranked among grows with the layer. `chance` is a typical value without its spread, and no
-    threshold. The gain of a norm behind the attention (Gemma 2 and 3, OLMo 2) or on the stream (GPT, OPT 350M, BERT),
-    which weighs what a head writes, is left out.
+    Not established: that the path is used. The score sees weights, not the activations of a run. `chance` has no
+    spread: it is not a threshold. More: docs/wiring.md.
     """
     end = None if receiver is None else head_receiver(receiver)
     with open_layers(model) as source:
         chosen = heads_by_layer(source, None if end is None else [end])
-        what: Input = "k" if end is None else end.input
-        matrices: Matrices = "output" if what == "v" else "query-key"
+        read: Input = "k" if end is None else end.input
+        matrices: Matrices = "output" if read == "v" else "query-key"
         layers = [index for index in source.layers if index <= max(chosen)]
         if not isinstance(source, AttentionView):
             source.prepare(chosen, matrices)
             source.prepare(layers[:-1], "output")
         readings: dict[int, _Readings] = {}
-        found = []
+        scores_of_layers = []
         with one_thread():
-            # The last layer first: what is held are readings, of which heads share a part, and one layer's writes.
+            # From the last layer down: memory then holds what later layers read (small), and the writes of one layer.
             for index in reversed(layers):
                 if readings:
                     with raw_layer(source, index, "output") as raw:
-                        written = _written(raw, index)
-                    found += [
-                        (later, index, _scores(written, of_later).numpy()) for later, of_later in readings.items()
+                        writes = _written(raw, index)
+                    scores_of_layers += [
+                        (later, index, _scores(writes, of_later).numpy()) for later, of_later in readings.items()
                     ]
                 if index in chosen:
                     with raw_layer(source, index, matrices) as raw:
-                        readings[index] = _readings(raw, index, chosen[index], what)
-        table = _ranked(found, chosen).assign(chance=source.d_model**-0.5)
+                        readings[index] = _readings(raw, index, chosen[index], read)
+        table = _ranked(scores_of_layers, chosen).assign(chance=source.d_model**-0.5)
         if end is None:
             names = [
                 f"{head_name(*pair)}.k" for pair in zip(table["receiver_layer"], table["receiver_head"], strict=True)
@@ -121,17 +118,22 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
 
 
 def _ranked(
-    found: list[tuple[int, int, Float64[np.ndarray, "receivers heads"]]], chosen: dict[int, list[int]]
+    scores_of_layers: list[tuple[int, int, Float64[np.ndarray, "receivers heads"]]], chosen: dict[int, list[int]]
 ) -> pd.DataFrame:
-    """Return a row for each score, of a layer of receivers and an earlier layer, the senders of a receiver ranked."""
+    """Return a table with a row per score; the senders of each receiver are sorted by falling score and ranked from 1.
+
+    `scores_of_layers` has (layer of the receivers, layer of the senders, scores [receivers, senders]) for each pair of
+    layers; `chosen` has the receivers' heads by layer. Columns: receiver_layer, receiver_head, layer, head, score,
+    rank.
+    """
     places = [np.empty((4, 0), dtype=np.int64)]
-    for receiver_layer, layer, scores in found:
+    for receiver_layer, layer, scores in scores_of_layers:
         receivers = np.array(chosen[receiver_layer])[:, None]
         ends = np.broadcast_arrays(receiver_layer, receivers, layer, np.arange(scores.shape[1]))
         places.append(np.stack(ends).reshape(4, -1))
     of_receiver = ["receiver_layer", "receiver_head"]
     table = pd.DataFrame(np.concatenate(places, axis=1).T, columns=[*of_receiver, "layer", "head"])
-    table["score"] = np.concatenate([np.empty(0), *(scores.ravel() for _, _, scores in found)])
+    table["score"] = np.concatenate([np.empty(0), *(scores.ravel() for _, _, scores in scores_of_layers)])
     table = table.sort_values(
         [*of_receiver, "score", "layer", "head"], ascending=[True, True, False, True, True], ignore_index=True
     )
@@ -140,7 +142,10 @@ def _ranked(
 
 @contextmanager
 def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
-    """Yield the parameters of a layer of a model, or with these matrices of its files; valid in the context."""
+    """Yield the parameters of layer `index`, from a loaded model or from its files; valid only inside the `with` block.
+
+    `matrices` says which weights are read from files: "query-key" (W_Q, W_K) or "output" (W_V, W_O).
+    """
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:
@@ -149,41 +154,50 @@ def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrice
 
 
 def composition_into(
-    view: AttentionView, layer: int, heads: list[int], what: Input, earlier: Iterable[int]
+    view: AttentionView, layer: int, heads: list[int], read: Input, earlier: Iterable[int]
 ) -> dict[int, Float64[Tensor, "receivers heads"]]:
-    """Return the scores of `k_composition` of all heads of some earlier layers with heads of one layer, by layer.
+    """Return the composition scores of some heads of one layer with all heads of each earlier layer in `earlier`.
 
-    `heads` ascend.
+    `heads` are the receivers, ascending. `read` is the input that is fed: "q", "k" or "v". A score is ||M OV^T|| /
+    (||M|| ||OV||), with M the operator by which the receiver reads and OV the sender's W_V W_O. The result is a dict
+    from earlier layer to a tensor [receivers, senders].
     """
     with one_thread():
-        readings = _readings(view.raw(layer), layer, heads, what)
+        readings = _readings(view.raw(layer), layer, heads, read)
         return {index: _scores(_written(view.raw(index), index), readings) for index in earlier}
 
 
 class _Readings(NamedTuple):
-    """The operators by which heads of a layer read the stream, of norm 1, an orthogonal factor on the right left out.
+    """The operators by which some heads of a layer read the residual stream: `factor @ triangle^T`, scaled to norm 1.
 
-    They are `factor @ triangle^T`, a factor and the triangles of the heads that share it. Factors stand side by side.
+    An orthogonal matrix on the right is left out, because it does not change a norm.
+
+    Attributes:
+        factors: the factors of all groups of heads that share keys, side by side.
+        triangles: for each factor, the triangular matrices R of the heads that use it.
     """
 
     factors: Float64[Tensor, "d_model columns"]
     triangles: list[Float64[Tensor, "receivers m d_head"]]
 
 
-def _readings(raw: RawAttention, layer: int, heads: list[int], what: Input) -> _Readings:
-    """Return how some heads of a layer, ascending, read the stream."""
+def _readings(raw: RawAttention, layer: int, heads: list[int], read: Input) -> _Readings:
+    """Return the operators by which `heads` (ascending) of layer `layer` read the residual stream, scaled to norm 1.
+
+    `raw` has the parameters of the layer. `read` is the input of a head: "q", "k" or "v".
+    """
     factors, triangles = [], []
     for group_heads, group in key_value_groups(raw):
-        asked = [head - group_heads.start for head in heads if group_heads.start <= head < group_heads.stop]
-        if not asked:
+        rows = [head - group_heads.start for head in heads if group_heads.start <= head < group_heads.stop]
+        if not rows:
             continue
-        if what == "v":
+        if read == "v":
             output = centred_output(group, layer)
-            shared, other = output.w_v, output.w_o[asked].mT
+            shared, second = output.w_v, output.w_o[rows].mT
         else:
             w_q, w_k = fold_attention(group, layer).operator_factors()
-            shared, other = (w_k[:1], w_q[asked]) if what == "k" else (w_q[asked], w_k[:1])
-        triangle = _triangle(other)
+            shared, second = (w_k[:1], w_q[rows]) if read == "k" else (w_q[rows], w_k[:1])
+        triangle = _triangle(second)
         sizes = torch.linalg.matrix_norm(_triangle(shared) @ triangle.mT)
         triangle = triangle / sizes[:, None, None]
         factors += [*shared]
@@ -192,28 +206,37 @@ def _readings(raw: RawAttention, layer: int, heads: list[int], what: Input) -> _
 
 
 def _triangle(factor: Float64[Tensor, "heads rows columns"]) -> Float64[Tensor, "heads m columns"]:
+    """Return R of the QR decomposition of each head's factor, a tensor [heads, min(rows, columns), columns]."""
     return torch.linalg.qr(factor, mode="r").R
 
 
 def _written(raw: RawAttention, layer: int) -> Float64[Tensor, "heads m d_model"]:
-    """Return what each head of a layer writes: OV, of norm 1, an orthogonal factor on the left left out."""
-    written = []
+    """Return W_V W_O of each head of layer `layer`, scaled to norm 1. `raw` has the parameters of the layer.
+
+    An orthogonal matrix on the left is left out (it does not change a norm), so a head has d_head rows, not d_model.
+    """
+    writes = []
     for _, group in key_value_groups(raw):  # one group in float64 at a time
         output = centred_output(group, layer)
-        written.append(_triangle(output.w_v) @ output.w_o)
-    joined = torch.cat(written)
+        writes.append(_triangle(output.w_v) @ output.w_o)
+    joined = torch.cat(writes)
     return joined / torch.linalg.matrix_norm(joined)[:, None, None]
 
 
-def _scores(written: Float64[Tensor, "heads m d_model"], readings: _Readings) -> Float64[Tensor, "receivers heads"]:
-    """Return `||M OV^T||` of every head of a layer with every receiver, both of norm 1."""
+def _scores(writes: Float64[Tensor, "heads m d_model"], readings: _Readings) -> Float64[Tensor, "receivers heads"]:
+    """Return a tensor [receivers, senders]: ||M OV^T|| of every receiver in `readings` with every head of an earlier
+    layer.
+
+    M is the operator by which the receiver reads. `writes` are the senders' OV = W_V W_O. Both operators have norm 1.
+    """
 
     def times(left: Tensor, right: Tensor) -> Tensor:
-        return torch.bmm(left, right.expand(len(left), -1, -1))  # by head: equal heads have equal scores to the bit
+        # Head by head, because equal heads must have exactly equal scores.
+        return torch.bmm(left, right.expand(len(left), -1, -1))
 
     d_head = readings.triangles[0].shape[-1]
     scores = []
-    for read, triangles in zip(times(written, readings.factors).split(d_head, 2), readings.triangles, strict=True):
+    for read, triangles in zip(times(writes, readings.factors).split(d_head, 2), readings.triangles, strict=True):
         joined = rearrange(triangles, "receiver row d_head -> (receiver row) d_head")
         product = rearrange(
             times(read, joined.T), "head m (receiver row) -> head m receiver row", receiver=len(triangles)

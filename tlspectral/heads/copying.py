@@ -1,4 +1,6 @@
-"""How far heads copy what they attend to, and match equal tokens: OV copying and self-match, from weights."""
+"""How far a head raises the logits of tokens it attends to (`copying_scores`), and how far equal tokens match
+(`self_match`).
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,22 +26,30 @@ COPYING_SCORES = Schema(
 
 
 def copying_scores(model: Any) -> pd.DataFrame:
-    """Measure how far heads copy the tokens they attend to, by eigenvalues of `W_O W_U W_E W_V` (Elhage et al. 2021).
+    """Score how far each head copies the tokens it attends to, by the eigenvalues of W_O W_U W_E W_V (Elhage et al.
+    2021).
 
-    The product P is d_head x d_head. W_V carries the gain of the input norm and W_U the gain of the final norm (under
-    LayerNorm both are centred); W_U is also centred over the vocabulary, as TransformerLens's `center_unembed` does it,
-    so that a head has one value however the model was loaded. W_E is raw.
+    Use it to find heads that raise the logit of a token by attending to it. Nothing is run.
+
+    >>> import tlspectral as tls
+    >>> scores = tls.heads.copying_scores(tls.load_model("tiny-rope"))
+    >>> scores.loc[scores["copying"] > 0.9, "name"].tolist()
+    ['L1H0', 'L1H1', 'L1H2', 'L1H3']
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, copying, positivity`. Both are NaN for a head
-        that writes nothing or whose P is nilpotent: sum |l| is below 1e-6 ||P||, and what is computed is rounding.
-        `attrs` hold where the model came from, with hashes of its weights.
+        DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, copying, positivity`.
+        `copying` (0 to 1) is the share of eigenvalues with a positive real part; `positivity` (-1 to 1) is the sum of
+        real parts over the sum of absolute values. Near 1: the head raises the tokens it attends to. `attrs` hold where
+        the model came from, with hashes of its weights. Both scores are NaN for a head that writes nothing or whose
+        product is nilpotent, for an encoder, and where input and output vocabularies differ.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
 
-    What it does not establish: copying in the model, where MLPs and later heads stand between. Both are NaN where input
-    and output vocabularies differ, and for an encoder, where a nonlinear layer stands in front of `W_U`.
+    Not established: that the model copies. MLPs and later heads can change what the head writes. More: docs/table.md.
     """
     with measured(model, report_hooks=False) as view:
         circuit = unembedding_times_embedding(view)
@@ -53,7 +63,12 @@ def copying_scores(model: Any) -> pd.DataFrame:
 def copying_of_layer(
     output: OutputFactors, circuit: Float64[Tensor, "d_model d_model"] | None
 ) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Return `copying` and `positivity` of a layer's heads; `circuit` is `unembedding_times_embedding`."""
+    """Return `{"copying": [heads], "positivity": [heads]}` of a layer, from the eigenvalues of W_O C W_V with C =
+    `circuit`.
+
+    `circuit` is W_U W_E [d_model, d_model]; None gives NaN. `copying` is the share of eigenvalues with a positive real
+    part, `positivity` the sum of real parts over the sum of absolute values. `output` has the factors W_V and W_O.
+    """
     if circuit is None:
         undefined = np.full(len(output.w_o), np.nan)
         return {"copying": undefined, "positivity": undefined.copy()}
@@ -74,7 +89,12 @@ def _above_rounding(
     output: OutputFactors,
     products: Float64[Tensor, "heads d_head d_head"],
 ) -> Bool[Tensor, "heads d_head"]:
-    """Return which eigenvalues of the products are above rounding, by the rule in the text of the column `copying`."""
+    """Return a mask [heads, d_head]: True for eigenvalues of W_O W_U W_E W_V (`products`) that are larger than
+    rounding.
+
+    An eigenvalue counts if it is among the r largest, r the smaller numerical rank of W_V and W_O, and exceeds the
+    float64 rounding of the product's norm. `output` has the factors W_V and W_O.
+    """
     d_head, d_model = output.w_o.shape[1:]
     tolerance = rank_tolerance(output.storage_dtype, d_model, d_head)
     spectra = [torch.linalg.svdvals(factor) for factor in (output.w_v, output.w_o)]
@@ -87,9 +107,10 @@ def _above_rounding(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """Return W_U W_E, W_U as `folded_unembedding` yields it; None where no token can be copied.
+    """Return W_U W_E [d_model, d_model] in float64, with the final norm's gain folded into W_U and its mean over the
+    vocabulary removed.
 
-    That is where input and output vocabularies differ, and in an encoder.
+    None for an encoder, and where input and output vocabularies differ: no token can be copied there.
     """
     if not view.causal or view.unembedding()[0].shape[1] != len(view.embedding()):
         return None
@@ -99,10 +120,11 @@ def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model
 
 
 def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model chunk"]]:
-    """Yield W_U with the gain of the final norm, centred over the vocabulary, chunk by chunk of it.
+    """Yield W_U [d_model, chunk] in chunks of the vocabulary, with the final norm's gain folded in and the mean over
+    the vocabulary removed.
 
-    The mean over the vocabulary adds the same number to all logits, which no probability sees unless the logits have a
-    softcap. Under LayerNorm each token's vector is centred too.
+    That mean adds the same number to all logits, so it changes no probability unless the logits have a softcap. Under
+    LayerNorm each token's vector is also centred.
     """
     w_u, norm = view.unembedding()
     total = torch.zeros((), dtype=torch.float64)
@@ -114,9 +136,9 @@ def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model
 
 
 class EmbeddingMoments:
-    """The Gram matrix and the sum of the token embedding, from one pass over the vocabulary.
+    """The Gram matrix W_E^T W_E and the sum over tokens of the token embedding W_E, from one pass over the vocabulary.
 
-    With them `self_match` of a head costs products of d_model x d_head matrices, whatever the size of the vocabulary.
+    With them the cost of `self_match` does not grow with the vocabulary.
     """
 
     def __init__(self, view: AttentionView):
@@ -128,10 +150,12 @@ class EmbeddingMoments:
     def self_match(
         self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "kv_heads d_model d_head"]
     ) -> Float64[np.ndarray, "heads"]:
-        """Return `(mean diagonal - mean off-diagonal) / rms` of `W_E M W_E^T`: self-match (FP section 3).
+        """Return the self-match of each head, an array [heads]: whether equal tokens score higher than different
+        tokens.
 
-        `w_k` has each key once, for the consecutive query heads that read it.
-        W_E is raw, without positions and without the first block's MLP, so this reads layer 0 best. NaN for M = 0.
+        With the scores W_E M W_E^T of all pairs of tokens, M = W_Q W_K^T, it is (mean diagonal - mean off-diagonal) /
+        rms. `w_k` has each shared key once. W_E is the raw embedding, without positions or MLPs, so layer 0 is read
+        best. NaN for M = 0. Source: "Fingerprint, Not Blueprint" (FP), section 3.
         """
         size = float(self.count)
         repeats = len(w_q) // len(w_k)

@@ -1,8 +1,8 @@
-"""`head_directions`: the singular directions of a head's operator, in the tokens that load on them.
+"""`head_directions`: the singular directions of a head's operator, read as the tokens that load on them.
 
-A direction is read by its cosine with every token (Millidge and Black 2022, "The singular value decompositions of
-transformer weight matrices are highly interpretable"). Every direction has such a list, a random one too, so words are
-given only where the tokens load more than on random directions.
+A loading is the cosine of a direction with a token's vector (Millidge and Black 2022, "The singular value
+decompositions of transformer weight matrices are highly interpretable"). Random directions have such lists, too, so
+words are given only where tokens load more than on random directions.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import rank_tolerance, thin_svd
+from tlspectral.errors import shown
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import output_products
 from tlspectral.models.attention.modes import query_key_modes
@@ -67,9 +68,12 @@ HEAD_DIRECTIONS = Schema(
 
 @dataclass(frozen=True)
 class SideDirections:
-    """The directions of one side of an operator, and random ones of the same space, as unit vectors.
+    """The directions of one side of an operator, and random directions of the same space, as unit vectors.
 
-    `centred`: the norm between the embedding and the side removes the mean of a vector.
+    Attributes:
+        name: "query", "key", "read" or "written".
+        directions, random: vectors as columns.
+        centred: whether a LayerNorm between embedding and side removes the mean of a vector.
     """
 
     name: str
@@ -89,66 +93,52 @@ def head_directions(
     draws: int = 1000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Read the largest singular directions of a head's operator in words, beside random directions.
+    """Read the largest singular directions of a head's operator as words, and compare them with random directions.
+
+    Use it to see which tokens a head matches (`"qk"`), or reads and writes (`"ov"`).
 
     >>> import tlspectral as tls
-    >>> words = tls.head_directions(tls.load_model("tiny-rope"), "L1H0", "qk", n_directions=1, n_words=2, draws=99)
-    >>> words[words["qvalue"] < 0.05].groupby(["direction", "side"])["token"].agg(lambda ids: ids.tolist()).tolist()
-    [[20, 7]]
-
-    `"qk"`: of M = W_Q W_K^T, with the norms folded in, the left vector (`query`) and the right one (`key`). Two tokens
-    that load with the same sign raise the score, with different signs they lower it. `"ov"`: of W_V W_O, the left
-    vector (`read`) and the right one (`written`). Loadings are cosines. All sides but `written` are read against the
-    token embedding as the layer's norm leaves it (without its mean under LayerNorm; its length does not matter);
-    `written` against the unembedding with the final norm's gain, less its mean over the vocabulary, which no
-    probability depends on. The sign of a direction is such that the largest loading on its first side is positive.
-
-    The strength of a list is the mean of its absolute loadings. It is compared with the strengths of `draws`
-    random directions, uniform in the space that the direction lies in (orthogonal to the mean under LayerNorm). q is by
-    Benjamini-Hochberg over the directions and sides of the table. Where q is not below .05 there are no words: one row
-    says "no reading".
-
-    With a `task` the operator is a contrast: E[q k^T | +] - E[q k^T | -], where q is the query at the task's query
-    position, + its key at the task's key position, and - the mean of all other keys that this query sees, in
-    each prompt alike (after Lee et al. 2026, arXiv:2602.04752, whose negatives differ in one feature). Queries and keys
-    are those before rotation, with biases, after a query/key norm. Its directions lie in the d_head dimensions of the
-    head and are brought to the residual stream by W_Q and W_K, and so are the random ones, uniform in d_head.
+    >>> model = tls.load_model("tiny-rope")
+    >>> words = tls.head_directions(model, "L1H0", "qk", n_directions=1, n_words=2, draws=99)
+    >>> words.loc[words["qvalue"] < 0.05, ["direction", "side", "token"]].values.tolist()
+    [[1, 'query', 20], [1, 'query', 7]]
 
     Args:
         model: a TransformerBridge or HookedTransformer.
         head: "L5H1", (5, 1) or a table row.
-        kind: `"qk"` or `"ov"`.
-        task: a `Task` with `attention`, for `"qk"`. Its prompts are run once, under the hooks on the model.
-        n_directions: directions that are read; fewer where the operator has a lower rank.
-        n_words: tokens of a list.
-        draws: random directions; `attrs["pvalue_floor"]` is the smallest possible p, 1 / (1 + draws).
-        seed: of the random directions.
+        kind: "qk" (M = W_Q W_K^T, sides `query` and `key`) or "ov" (W_V W_O, sides `read` and `written`).
+        task: a `tls.Task(..., attention=(query, key))`, for "qk" only: in place of M, the operator is then the mean of
+            q k^T at the attended key less its mean at the other keys.
+        n_directions, n_words: number of directions, and of words for each.
+        draws: random directions; the smallest possible p is 1 / (1 + draws).
+        seed: seed of the random directions.
 
     Returns:
-        DataFrame with a row per direction, side and word; empty for an operator that is 0. Columns: `layer, head, name,
+        DataFrame with a row per direction, side and word; empty for an operator of 0. Columns: `layer, head, name,
         kind, direction, share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading,
-        random_loading`. `attrs` hold where the model came from, with hashes of the layer, and `pvalue_floor`, the
-        smallest possible p.
+        random_loading`. `loading` is the signed cosine of the direction with the token's embedding (`written`:
+        unembedding). Two tokens that load with equal sign on `query` and `key` raise the score. `share` is the
+        direction's part of the squared norm of the operator; `strength` the mean absolute loading of its words;
+        `pvalue` is (1 + random directions of at least this strength) / (1 + draws); `qvalue` its Benjamini-Hochberg
+        value over all directions and sides. Where `qvalue` is not below .05, one row has the word "no reading".
 
     Raises:
-        BadHead: no such head.
-        ValueError: an unknown kind, counts below 1, a task for `"ov"`, without `attention`, or whose query sees no
-            other key.
-        TypeError: a task that is none.
+        BadHead: the head does not exist.
+        ValueError, TypeError: an unknown kind, a count below 1, or a task that is not a `Task` with `attention=`, is
+            given with "ov", or has a query that sees no other key.
         UnsupportedArchitecture, BadWeights: the layer or the embedding cannot be read.
 
-    What it does not establish: what the head does. Tokens are read as if the residual stream held their embeddings,
-    which fits the first layers best; rotation, biases and a norm behind the attention are left out. A list that is
-    stronger than random ones says that the direction is no random one, not that its words have a common meaning: all
-    embeddings share some directions. The largest directions need not be those that text uses. For a contrast it is the
-    words that are tested, not the contrast: with few prompts its directions are these prompts' own.
+    Not established: what the head does, or that the words share a meaning. More: docs/preferences.md.
     """
     if kind not in SIDES:
-        raise ValueError(f"kind must be 'qk' or 'ov', not {kind!r}")
+        raise ValueError(f"kind must be 'qk' or 'ov', not {shown(kind)}")
     if min(n_directions, n_words, draws) < 1:
-        raise ValueError(f"n_directions, n_words and draws are 1 or more; found {n_directions}, {n_words} and {draws}")
+        raise ValueError(
+            f"n_directions={shown(n_directions, 40)}, n_words={shown(n_words, 40)}, draws={shown(draws, 40)}: give "
+            "numbers of 1 or more"
+        )
     if task is not None and kind == "ov":
-        raise ValueError('a task contrasts keys: it goes with kind="qk"')
+        raise ValueError('task= needs kind="qk", because it contrasts keys: give kind="qk", or leave out task=')
     with measured(model, report_hooks=task is not None) as view:
         index, number = one_head(view, head)
         settings: dict[str, Any] = {"n_words": n_words, "draws": draws, "seed": seed}
@@ -172,7 +162,12 @@ def head_directions(
 def _operator_sides(
     view: AttentionView, index: int, head: int, kind: str, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections]]:
-    """Return shares and sides of the singular directions of W_Q W_K^T or W_V W_O."""
+    """Return the singular directions of M ("qk") or W_V W_O ("ov") of head `head` in layer `index`: their shares, and
+    two sides.
+
+    A share is the squared singular value over the squared norm, for the `n_directions` largest. The sides (query and
+    key, or read and written) also have `draws` random directions from `rng`.
+    """
     layer = view.layer(index)
     if kind == "qk":
         (modes,) = query_key_modes(layer, [head])
@@ -194,7 +189,13 @@ def _operator_sides(
 def _contrast_sides(
     view: AttentionView, index: int, head: int, task: Any, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections], int]:
-    """Return shares and sides of the singular directions of a contrast, and the number of prompts."""
+    """Return the singular directions of the query-key contrast of a task: their shares, the sides query and key, and
+    the number of prompts.
+
+    The contrast is the mean of q k^T at the task's key less its mean at the other keys, for head `head` of layer
+    `index`. A share is the squared singular value over the squared norm. Each side also has `draws` random directions
+    from `rng`.
+    """
     layer = view.layer(index)
     contrast, n_prompts = _key_contrast(view, layer, head, task)
     u, values, v = torch.linalg.svd(contrast)
@@ -210,18 +211,21 @@ def _contrast_sides(
 def _key_contrast(
     view: AttentionView, layer: AttentionLayer, head: int, task: Any
 ) -> tuple[Float64[Tensor, "d_head d_head"], int]:
-    """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a task, and their number.
+    """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a `Task`, and the number of prompts.
 
-    + is the task's pair of query and key, - the mean over the other keys that the query sees. Queries carry the gain
-    and phase of a spectral layer; both are before rotation. Raises ValueError for a task without `attention`, or whose
-    query sees no other key.
+    q is the query at the task's query position. + takes the key at the task's key position, - the mean of all other
+    keys that the query sees. Queries and keys are taken before rotation; queries carry the gain and phase of a spectral
+    layer. Raises TypeError for an object that is not a `Task`, ValueError for a task without `attention=`, or a query
+    that does not see its key or sees no other key.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
-        raise TypeError(f"task is a tls.Task with attention=, query and key positions; found {type(task).__name__}")
+        raise TypeError(f"task= needs a tls.Task with attention=(query, key) positions; found {type(task).__name__}")
     prompts = packed_prompts(view, task.prompts)
     pairs = attention_positions(prompts.lengths, task.attention)
     if pairs is None:
-        raise ValueError("the task has no attention=: give the query and the key position of each prompt")
+        raise ValueError(
+            "the task has no attention=: give the query and key position of each prompt, Task(..., attention=(-1, 2))"
+        )
     names = view.hook_names(layer.layer)
     total = torch.zeros(layer.d_head, layer.d_head, dtype=torch.float64)
     points = [names[point] for point in ("query", "key", "scores") if point in names]
@@ -238,34 +242,51 @@ def _key_contrast(
         visible = visible_keys(view, layer.layer, k.shape[1], captured).expand(len(k), layer.n_heads, -1, -1)
         for row, (query, key) in enumerate(pairs[rows].tolist()):
             seen = visible[row, head, query].cpu()
-            others = seen.clone()
-            others[key] = False
-            if not bool(seen[key]) or not bool(others.any()):
-                what = "does not see its key" if not bool(seen[key]) else "sees no other key to compare with"
+            rest = seen.clone()
+            rest[key] = False
+            if not bool(seen[key]) or not bool(rest.any()):
+                if not bool(seen[key]):
+                    problem = f"does not see its key at {key}: give attention=(query, key) with a key that it sees"
+                else:
+                    problem = "sees no other key to compare with: give attention=(query, key) with a later query"
                 raise ValueError(
-                    f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {what}"
+                    f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {problem}"
                 )
-            total += torch.outer(q[row, query], k[row, key] - k[row, others].mean(0))
+            total += torch.outer(q[row, query], k[row, key] - k[row, rest].mean(0))
     return total / len(prompts.tokens), len(prompts.tokens)
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
-    """Return the shares of the largest directions in the squared norm, and their slice."""
+    """Return the shares of the largest singular values in the squared norm, at most `count`, and the slice of these
+    values.
+
+    `values` are all singular values, falling; those below `tolerance` times the largest are left out.
+    """
     return _shares(values[values > tolerance * values[0]], float(values.square().sum()), count)
 
 
 def _shares(values: Float64[Tensor, " r"], square: float, count: int) -> tuple[list[float], slice]:
-    """Return the shares of the largest values in a squared norm, and their slice."""
+    """Return the shares of the first `count` singular values in the squared norm, and the slice of these values.
+
+    A share is value^2 / `square`, where `square` is the squared norm of the operator.
+    """
     shares = [float(value) ** 2 / square for value in values[:count]]
     return shares, slice(0, len(shares))
 
 
 def _unit(vectors: Float64[Tensor, "d_model n"]) -> Float64[Tensor, "d_model n"]:
+    """Return the vectors (columns) scaled to norm 1; a zero vector stays 0."""
     return vectors / vectors.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 class Loadings(NamedTuple):
-    """The largest loadings of each direction, ids and signed cosines, and the largest absolute ones of random ones."""
+    """The largest loadings on each direction; a loading is the cosine of a direction with the vector of a token.
+
+    Attributes:
+        ids: ids of the tokens with the largest absolute loading, largest first.
+        signed: their cosines with the direction.
+        random: the largest absolute cosines on each random direction.
+    """
 
     ids: Int[np.ndarray, "words n"]
     signed: Float64[np.ndarray, "words n"]
@@ -273,15 +294,18 @@ class Loadings(NamedTuple):
 
 
 def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections], n_words: int) -> list[dict[str, Any]]:
-    """Return the rows of all directions, sides and words, without layer, head, name and kind."""
+    """Return the rows of `head_directions` as dicts, for all directions, two sides and `n_words` words.
+
+    The keys are the columns of the table without layer, head, name and kind. `shares` has the share of each direction.
+    """
     if not shares:
         return []
     read = [_loadings(view, sides[0], n_words)]
     alike = sides[1].random is sides[0].random and sides[1].name != "written"
     read.append(_loadings(view, sides[1], n_words, random=read[0].random if alike else None))
     signs = np.sign(read[0].signed[0])
-    strength = np.stack([np.abs(one.signed).mean(0) for one in read])  # [sides, directions]
-    random = [one.random.mean(0) for one in read]
+    strength = np.stack([np.abs(loadings.signed).mean(0) for loadings in read])  # [sides, directions]
+    random = [loadings.random.mean(0) for loadings in read]
     pvalues = np.stack(
         [
             (1 + (drawn[:, None] >= observed).sum(0)) / (1 + len(drawn))
@@ -291,11 +315,11 @@ def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections],
     qvalues = false_discovery_control(pvalues.ravel()).reshape(pvalues.shape)
     rows = []
     for direction, share in enumerate(shares):
-        for number, (one_side, one) in enumerate(zip(sides, read, strict=True)):
+        for number, (side, loadings) in enumerate(zip(sides, read, strict=True)):
             row = {
                 "direction": direction + 1,
                 "share": share,
-                "side": one_side.name,
+                "side": side.name,
                 "strength": strength[number, direction],
                 "random_strength": float(random[number].mean()),
                 "pvalue": pvalues[number, direction],
@@ -304,23 +328,28 @@ def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections],
             if not qvalues[number, direction] < LEVEL:
                 rows.append({**row, "rank": None, "token": None, "word": NO_READING, "loading": np.nan})
                 continue
-            for rank in range(len(one.ids)):
-                token = int(one.ids[rank, direction])
+            for rank in range(len(loadings.ids)):
+                token = int(loadings.ids[rank, direction])
                 words = {"rank": rank + 1, "token": token, "word": token_text(view, token)}
-                loading = float(signs[direction] * one.signed[rank, direction])
-                rows.append({**row, **words, "loading": loading, "random_loading": float(one.random[rank].mean())})
+                loading = float(signs[direction] * loadings.signed[rank, direction])
+                rows.append({**row, **words, "loading": loading, "random_loading": float(loadings.random[rank].mean())})
     return rows
 
 
 def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: np.ndarray | None = None) -> Loadings:
-    """Return the largest loadings on one side, chunk by chunk of the vocabulary; `random` if they are known already."""
+    """Return the `n_words` largest loadings (cosines with the vectors of tokens) on each direction of one side, as
+    `Loadings`.
+
+    The vocabulary is read in chunks. `random` [words, draws] are the loadings of the random directions, if they are
+    known already; None computes them.
+    """
     n = side.directions.shape[1]
-    both = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)
-    best, ids = both[:0], torch.empty(0, both.shape[1], dtype=torch.long)
+    columns = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)
+    best, ids = columns[:0], torch.empty(0, columns.shape[1], dtype=torch.long)
     start = 0
     for tokens in _tokens(view, side):
-        new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, both.shape[1])
-        best, ids = torch.cat([best, (tokens @ both.to(tokens.device)).cpu()]), torch.cat([ids, new_ids])
+        new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, columns.shape[1])
+        best, ids = torch.cat([best, (tokens @ columns.to(tokens.device)).cpu()]), torch.cat([ids, new_ids])
         chosen = best.abs().topk(min(n_words, len(best)), dim=0).indices
         best, ids = best.gather(0, chosen), ids.gather(0, chosen)
         start += len(tokens)
@@ -328,7 +357,11 @@ def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: n
 
 
 def _tokens(view: AttentionView, side: SideDirections) -> Iterator[Float64[Tensor, "chunk d_model"]]:
-    """Yield unit vectors of the vocabulary, chunk by chunk; 0 for a token whose vector is 0."""
+    """Yield the vectors of the vocabulary in chunks, scaled to norm 1: unembedding for the side "written", else
+    embedding.
+
+    A zero vector stays 0. The chunks come in the order of the token ids.
+    """
     if side.name != "written":
         for chunk in vocabulary_chunks(view.embedding(), axis=0):
             yield _unit((chunk - chunk.mean(1, keepdim=True) if side.centred else chunk).T).T

@@ -1,4 +1,4 @@
-"""Phase content of every head at every rotary frequency, from weights alone."""
+"""`frequency_table`: size of phase and of even content of every head at every rotary frequency, from weights."""
 
 from typing import Any
 
@@ -31,23 +31,33 @@ FREQUENCY_TABLE = Schema(
 
 
 def frequency_table(model: Any) -> pd.DataFrame:
-    """Return the norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
+    """Return the norms of Re M_t and Im M_t for every head and rotary pair ("Fingerprint, Not Blueprint", section 7).
+
+    Use it to see at which frequencies a head's phase lies.
 
     >>> import tlspectral as tls
     >>> table = tls.frequency_table(tls.load_model("tiny-rope"))
     >>> table.loc[table["name"] == "L0H3", "wavelength"].round().tolist()[:4]
     [6.0, 20.0, 63.0, 199.0]
 
+    M_t is the head's complex query-key matrix at rotary pair t. Its imaginary part is the phase.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+
     Returns:
-        DataFrame sorted by layer, head and frequency; layers without rotary positions have no rows. Columns: `layer,
-        head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`. `attrs` hold where the model came from,
-        with hashes of its weights, and `rotary_valid_up_to`.
+        DataFrame with a row per head and rotary pair, sorted by layer, head and frequency; layers without rotary
+        positions have no rows. Columns: `layer, head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`.
+        `frequency` is the pair's index (0: the model's first), `theta` its angle per token in radians, `wavelength` is
+        2 pi / theta in tokens, `im_share` is im_norm / (re_norm + im_norm). Norms are Frobenius norms, in the unit of
+        scores before division by the attention scale (sqrt(d_head)). `attrs` hold where the model came from, with
+        hashes of its weights, and `rotary_valid_up_to`, the longest valid prompt.
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
-        ScoreMismatch: a rotary module or a table was edited so that pairs do not rotate by one angle per token.
+        ScoreMismatch: a rotary module or table was edited so that pairs do not rotate by one angle per token.
 
-    What it does not establish: that the model's inputs excite a frequency, or that a head needs it.
+    Not established: that inputs use a frequency, or that a head needs it.
     """
     with measured(model, report_hooks=False) as view:
         layer_tables, limits = [], []
@@ -70,7 +80,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
                 limits.append(layer.valid_up_to)
         if not layer_tables:
             raise UnsupportedArchitecture(
-                f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to tabulate"
+                f"none of the {len(view.layers)} layers has rotary positions: frequency_table needs a model with RoPE"
             )
         limit = min(limits) if limits else None
         return FREQUENCY_TABLE.frame(

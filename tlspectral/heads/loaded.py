@@ -1,4 +1,4 @@
-"""The head table of a loaded model: a job for each layer, and one for the detectors."""
+"""Jobs that make the head table of a loaded model: one job for each layer, one for the detectors."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -37,23 +37,27 @@ from tlspectral.tables.measurement import backend_configured
 from tlspectral.version import __version__
 
 DETECTORS = "detectors"
-"""Name of the job of the detectors."""
+"""Name of the job that runs the detectors."""
 
 OF_ACTIVATIONS = ("score_asym", "content_scale")
-"""Extras that need a run of the model."""
+"""Extra columns that need a run of the model."""
 
 
 @dataclass(frozen=True)
 class LoadedLayers:
-    """The layers of a loaded model, measured one after the other, each on all threads.
-
-    The self-check runs, and the sums over the vocabulary are made, when a layer is measured that no folder holds.
+    """A loaded model and the settings of its head table. `jobs` lists the work: one layer at a time, each on all
+    threads.
 
     Attributes:
-        prompts: of the self-check and of `extras`; None for the random prompt.
-        sequences: of the detectors; None without them.
-        n_jobs: threads, as `thread_count` counts them. In a block of `joblib.parallel_config` with a backend any number
-            but 1 is workers of that backend, for the null.
+        view: the model.
+        chosen: the heads to tabulate, by layer.
+        null: settings of the random null.
+        extras: names of extra columns.
+        prompts: prompts of the self-check and of `extras`. None: one random prompt.
+        sequences: sequences for the detectors. None: no detectors.
+        max_se: standard error at which the detectors stop. None: they run all sequences.
+        n_jobs: number of threads, read by `thread_count`. Inside `joblib.parallel_config` with a backend, any number
+            except 1 sends the null to the workers of that backend.
     """
 
     view: AttentionView
@@ -66,8 +70,10 @@ class LoadedLayers:
     n_jobs: int
 
     def identity(self) -> dict[str, Any]:
-        """Return by what, beside the settings, a folder of this table is told apart."""
-        # A layer that is wanted whole is stored whole, and any later call that wants it whole reads it.
+        """Return a dict that identifies the work of a resume folder: hashes of weights, prompts and detector sequences,
+        extras, heads, `max_se`, version.
+        """
+        # A layer with all its heads is left out: its file then serves every call that needs the whole layer.
         partly = {layer: heads for layer, heads in self.chosen.items() if len(heads) < self.view.n_heads(layer)}
         ran = self.sequences
         return {
@@ -82,27 +88,28 @@ class LoadedLayers:
         }
 
     def attention(self) -> dict[str, float]:
-        """Return numbers of each head that other hooks on the model would change, by what they are of.
+        """Return a dict from a label such as "L0H1 on the prompts" to one number that hooks on the model would change.
 
-        They are means over queries of attention, weighted by a random number for each key: on the prompts of the
-        self-check, and on the first sequence of the detectors, since a hook can act on long prompts alone.
+        The number is the head's mean attention, each key weighted by a random number. A folder stores it, because no
+        hash of weights shows hooks. It is measured on the prompts of the self-check and on the first detector sequence,
+        since a hook can act on long prompts only.
         """
         packed = {"the prompts": checked_prompts(self.view, self.prompts)}
         if self.sequences is not None:
             packed["a sequence"] = PackedTokens(self.sequences.tokens[:1], self.sequences.lengths[:1])
         points = {layer: self.view.hook_names(layer)["pattern"] for layer in self.view.layers}
-        found: dict[str, float] = {}
-        for name, one in packed.items():
-            captured = capture_until(self.view, one.tokens, points.values(), last=points[max(points)])
-            weights = torch.rand(one.tokens.shape[1], generator=torch.Generator().manual_seed(0)).double()
+        means: dict[str, float] = {}
+        for name, run in packed.items():
+            captured = capture_until(self.view, run.tokens, points.values(), last=points[max(points)])
+            weights = torch.rand(run.tokens.shape[1], generator=torch.Generator().manual_seed(0)).double()
             for layer, point in points.items():
-                if point in captured:  # a layer that hands on no pattern is refused by the self-check
-                    of_heads = (captured[point].cpu().double() @ weights).mT[one.real].mean(0)
-                    found |= {f"{head_name(layer, i)} on {name}": value for i, value in enumerate(of_heads.tolist())}
-        return found
+                if point in captured:  # the self-check refuses a layer without a pattern
+                    head_means = (captured[point].cpu().double() @ weights).mT[run.real].mean(0)
+                    means |= {f"{head_name(layer, i)} on {name}": value for i, value in enumerate(head_means.tolist())}
+        return means
 
     def jobs(self) -> list[Job]:
-        """Return a job for each layer, in order, then the job of the detectors."""
+        """Return a list of jobs: one for each layer, in order, then the job of the detectors if `sequences` is set."""
         jobs = [Job(f"L{index:03d}", partial(self.table, index, heads)) for index, heads in self.chosen.items()]
         if self.sequences is not None:
             measure = partial(measured_detectors, self.view, self.sequences, max_se=self.max_se, seed=self.null.seed)
@@ -110,9 +117,13 @@ class LoadedLayers:
         return jobs
 
     def table(self, index: int, heads: list[int]) -> pd.DataFrame:
-        """Measure some heads of a layer. `attrs` hold `check`, `digest` and `valid_up_to` of the layer."""
+        """Return the table of some heads of layer `index`, a row for each head.
+
+        Its `attrs` are `check` (record of the self-check), `digest` (hash of the weights) and `valid_up_to` (longest
+        valid prompt, None without a limit).
+        """
         check, layer, streams = self.checks[index], self.view.layer(index), self.streams
-        circuit, moments, directions = self.circuit, self.moments, self.directions  # made here, not in the threads
+        circuit, moments, directions = self.circuit, self.moments, self.directions  # computed before the threads start
         columns: dict[str, Any] = {"outside_m": check.outside_m}
         if streams is not None and "content_scale" in self.extras:
             layer = streams.with_content_scale(layer)
@@ -121,13 +132,13 @@ class LoadedLayers:
                 columns["score_asym"] = streams.score_asymmetry(layer)
 
         def measure(group: tuple[AttentionLayer, OutputFactors]) -> MeasuredHeads:
-            found = measure_heads(group[0], index, moments=moments, directions=directions)
-            return replace(found, columns=found.columns | copying_of_layer(group[1], circuit))
+            group_heads = measure_heads(group[0], index, moments=moments, directions=directions)
+            return replace(group_heads, columns=group_heads.columns | copying_of_layer(group[1], circuit))
 
         groups = folded_groups(layer, self.view.output(index))
         measured = of_heads(in_threads(measure, groups, thread_count(self.n_jobs)), heads)
         attrs = {"check": check.record, "valid_up_to": layer.valid_up_to}
-        del layer, groups  # before the null
+        del layer, groups  # frees memory before the null
         columns = {name: values[heads] for name, values in columns.items()}
         measured = replace(measured, columns=measured.columns | columns)
         table = with_null(measured, self.null, self._each(measured))
@@ -135,41 +146,46 @@ class LoadedLayers:
         return table
 
     def _each(self, measured: MeasuredHeads) -> Callable[..., Iterable[Any]]:
-        """Return a `map` over heads: in threads, or in the workers that the caller configured."""
+        """Return a function like `map`, by which the null is drawn for each head of `measured`.
+
+        It runs in threads, or in joblib workers if the caller configured a backend.
+        """
         if self.n_jobs not in (None, 1) and backend_configured():
             workers = joblib.Parallel(self.n_jobs)
             return lambda function, items: workers(joblib.delayed(function)(item) for item in items)
         threads = min(thread_count(self.n_jobs), blocks_at_once(measured, self.null))
         return lambda function, items: in_threads(function, items, threads)
 
-    # What all layers need, made when the first of them is measured. Large products run on all threads of torch.
+    # Shared by all layers and computed with the first one. Large products use all threads of torch.
 
     @cached_property
     def checks(self) -> dict[int, LayerCheck]:
-        """Results of the self-check by layer."""
+        """Results of the self-check (`LayerCheck`: error and tolerance of the rebuilt scores), by layer."""
         return check_scores(self.view, self.prompts)
 
     @cached_property
     def ends(self) -> str:
-        """Hash of embedding, unembedding and final norm."""
+        """Hash of embedding, unembedding and final norm, a text."""
         return self.view.ends_digest()
 
     @cached_property
     def moments(self) -> EmbeddingMoments:
-        """Sums over the vocabulary, for `self_match`."""
+        """Gram matrix and sum of the token embedding, from which `self_match` is computed."""
         return EmbeddingMoments(self.view)
 
     @cached_property
     def circuit(self) -> Float64[Tensor, "d_model d_model"] | None:
-        """W_U W_E, for `copying`."""
+        """W_U W_E (unembedding times embedding), used for `copying`. None where no token can be copied."""
         return unembedding_times_embedding(self.view)
 
     @cached_property
     def streams(self) -> ReadStreams | None:
-        """Residual streams on the prompts, for extras that need them."""
+        """Inputs of all layers on the prompts, as `ReadStreams`, for the extras that need a run. None without such
+        extras.
+        """
         return read_streams(self.view, self.prompts) if {*self.extras} & {*OF_ACTIVATIONS} else None
 
     @cached_property
     def directions(self) -> Float64[Tensor, "d_model directions"] | None:
-        """Directions of learned positions, if asked for."""
+        """Singular directions of the learned positions, as columns. None unless `extras` has "position_share"."""
         return position_directions(self.view) if "position_share" in self.extras else None

@@ -66,14 +66,15 @@ ANALYZE_MODELS_FAILURES = Schema(
 
 @dataclass(frozen=True)
 class _Entry:
-    """A model of the list, and its name in tables.
+    """One model of the list, and its names in tables and folders.
 
     Attributes:
-        name: what `analyze_heads` is given; a path is absolute, because a worker can have another working directory.
-        part: name of its file in the dataset, and of the one that says why it failed, without suffix.
-        missing_part: the same while no file of this name is there, and it could be a hub model's.
-        files_state: of its files on disk; None for a model of the hub or of a package.
-        size: bytes on disk, by which models are ordered; infinite of a model of the hub, whatever its cache holds.
+        name: name or path for `analyze_heads`. A path is absolute, because workers can have another working directory.
+        model: name in the column `model`.
+        part: file name, without suffix, of its table in `heads` and of its error in `failures`.
+        missing_part: the file name that the model has while no file of this name exists (it may then be a hub model).
+        files_state: state of its files on disk; None for a hub model or a packaged model.
+        size: bytes on disk, for the order of work; infinite for a hub model, even if it is in the cache.
     """
 
     name: str
@@ -95,41 +96,44 @@ def analyze_models(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Write the head tables of many models as one parquet dataset, `folder/heads`, and return what failed.
+    """Write the head tables of many models as one parquet dataset, `folder/heads`, and return the models that failed.
 
-    The dataset has a file per model and one schema for all: `model, revision, commit` and the columns of
-    `analyze_heads`, NaN where a model has no such number. pandas, pyarrow, duckdb and polars read the folder;
-    `read_table` reads one file with the `attrs` of its model. A model that fails stops nothing, and has a file in
-    `folder/failures` that says why, until it succeeds. A second call leaves finished models alone, tries the failed
-    ones again, and continues a model that is read from files at the layer where it stopped. Several jobs may write to
-    one folder, with the same models or others: none touches what another is writing. Models of the hub come first,
-    then the largest files.
+    Use it for more than a few models. A model that fails does not stop the rest; a second call tries only the missing
+    ones.
+
+    >>> import tempfile, pandas as pd, tlspectral as tls
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     models = ["tiny-rope", "tiny-ape"]
+    ...     failed = tls.heads.analyze_models(models, folder, null_draws=2, detectors=False)
+    ...     len(failed), len(pd.read_parquet(f"{folder}/heads"))
+    (0, 16)
 
     Args:
-        models: names or paths as for `load_model`, and text files that list such, one per line, with `#` comments. What
-            is named twice is analysed once. With `detectors=False` folders and hub models are read layer by layer,
-            as by `analyze_heads`.
+        models: names or paths as for `load_model`, and text files that list them, one per line, with `#` comments. With
+            `detectors=False`, folders and hub models are read layer by layer without loading.
         folder: an empty or new folder, or the folder of an earlier call with the same settings.
-        null_draws, null_dtype, detectors, max_se: as for `analyze_heads`.
-        n_jobs: workers within a model, as for `analyze_heads`; one model follows another. Where the caller configured
-            `joblib.parallel_config` and models are loaded for detectors, the workers take a model each. The tables are
-            the same for any number.
-        seed: as for `analyze_heads`.
+        null_draws: random matrices per head, the null of the spectrum; 2 or more.
+        null_dtype: precision of the null's eigenvalues, "float32" (used where its rounding does not matter) or
+            "float64".
+        detectors: True also runs each model on 200 random sequences with a repeated segment, for attention scores.
+        max_se: these runs stop early once all standard errors are below it. None: all sequences are run.
+        n_jobs: threads (or processes, for models read from files) within a model. Inside `joblib.parallel_config`, if
+            models are loaded for detectors, each worker takes one model. The tables do not depend on it.
+        seed: seed of the null and of the sequences.
 
     Returns:
         DataFrame with a row per model that failed, in the order of `models`. Columns of `analyze_models.failures`:
-        `model, error, message, raised_in`. Its `attrs["models"]` are all models of this call.
+        `model, error, message, raised_in`. `attrs["models"]` lists all models of this call. On disk: `folder/heads` has
+        a file per model, a row per head, with columns `model, revision, commit` and those of `analyze_heads`;
+        `folder/failures` has a file per model that failed.
 
     Raises:
         IncompatibleCheckpoint: `folder` was made with other settings, or holds other files.
-        ValueError: nothing is listed, a list is no text, `folder` is a file, or a setting that no model can have.
+        ValueError: `models` is empty, a list is not text, `folder` is a file, or a setting is not valid.
         OSError: a file cannot be written.
 
-    Source: this package.
-
-    What it does not establish: that heads of different models can be compared. Percentiles are within a model, and
-    `does_not_establish` of a column says what else hangs on the model. A model's name does not say which weights these
-    were: `weights_sha256` in the attrs of its file does.
+    Not established: that heads of different models can be compared. Percentiles are within a model. More:
+    docs/scale.md.
     """
     null = NullSettings(seed, null_draws, "shared", null_dtype)
     entries: dict[str, _Entry] = {}
@@ -137,7 +141,7 @@ def analyze_models(
         entries.setdefault(entry.part, entry)
     folder = Path(os.path.abspath(Path(folder).expanduser()))
     if folder.suffix.lower() in _TABLES or folder.is_file():
-        raise ValueError(f"{folder} is a file, and several models make a dataset: name a folder")
+        raise ValueError(f"{folder} is the name of a file, but several models are written to a folder: give a folder")
     shared_out = n_jobs != 1 and detectors and backend_configured()
     require_max_se(max_se)
     settings = {**asdict(null), "detectors": detectors, "max_se": max_se}
@@ -153,25 +157,32 @@ def analyze_models(
             partial(_model_table, entry, folder / "layers" / part, shared_out, inside),
             partial(_require_same_files, entry, folder / "heads" / f"{part}.parquet"),
         )
-        for part, entry in sorted(entries.items(), key=lambda item: -item[1].size)  # the last to end is a small one
+        # Large models first: otherwise one worker would end long after the rest.
+        for part, entry in sorted(entries.items(), key=lambda item: -item[1].size)
     }
     failures: dict[str, JobFailure] = {}
 
     def failed(name: str, failure: JobFailure) -> None:
+        """Write the error of a model to `folder/failures` and keep it in `failures`; `name` is the name of its job,
+        "heads/<part>".
+        """
         part = name.removeprefix("heads/")
         failures[part] = failure
         table = _failure_table([entries[part]], failures)
         write_table(table, folder / "failures" / f"{part}.parquet", attrs_for_pandas=False)
         with suppress(IncompatibleCheckpoint):
-            if stored_table(parts[part], kept) is not None:  # another job finished the model as this one failed
+            if stored_table(parts[part], kept) is not None:  # another process has finished this model
                 done(name)
 
     def done(name: str) -> None:
+        """Remove the stored errors and the unfinished layers of a model that is finished; `name` is the name of its
+        job.
+        """
         part = name.removeprefix("heads/")
         failures.pop(part, None)
         for failure in (part, entries[part].missing_part):
             (folder / "failures" / f"{failure}.parquet").unlink(missing_ok=True)
-        # A job that still reads these layers finds that the model is finished. Their common folder stays for others.
+        # Another process that reads these layers sees the finished table. The common folder stays for other models.
         shutil.rmtree(folder / "layers" / part, ignore_errors=True)
 
     with workers_kept():
@@ -184,32 +195,34 @@ def analyze_models(
 
 
 def is_model_list(name: str | os.PathLike[str]) -> bool:
-    """Return whether this is a file that lists models, and not a model."""
+    """Return True if a path is a text file that lists models: an existing file without the suffix of a weight file."""
     path = Path(name).expanduser()
     return path.suffix.lower() not in _NO_LISTS and path.is_file()
 
 
 def listed_models(models: Iterable[Any]) -> list[str]:
-    """Return the entries, with the entries of a list file in its place.
+    """Return the names of all models, with the lines of a list file in the place of its name.
 
-    A list file has one entry per line. `#` begins a comment at the start of a line or after a space. Relative paths are
-    taken from the working directory. Raises ValueError for a file that is no text, a loaded model, or nothing.
+    A list file has one name or path per line; `#` at the start of a line or after a space begins a comment. Relative
+    paths start at the working directory. Raises ValueError for a file that is not text, a loaded model, or an empty
+    list.
     """
-    given = [models] if isinstance(models, str | os.PathLike) else list(models)
+    entries = [models] if isinstance(models, str | os.PathLike) else list(models)
     names: list[str] = []
-    for entry in given:
+    for entry in entries:
         if not isinstance(entry, str | os.PathLike):
             raise ValueError(
-                f"found an object of type {type(entry).__name__} among the models: give names or paths; analyze_heads "
-                "takes a loaded model"
+                f"models= has an object of type {type(entry).__name__}: give names or paths, or give a loaded model to "
+                "analyze_heads"
             )
         names += _lines(Path(entry).expanduser()) if is_model_list(entry) else [os.fspath(entry)]
     if not names:
-        raise ValueError(f"no models are listed in {', '.join(map(str, given)) or 'an empty list'}: name at least one")
+        raise ValueError(f"{', '.join(map(str, entries)) or 'models='} lists no models: give at least one name or path")
     return names
 
 
 def _lines(file: Path) -> list[str]:
+    """Return the lines of a list file without comments and empty lines. Raises ValueError unless it is UTF-8 text."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -221,6 +234,11 @@ def _lines(file: Path) -> list[str]:
 
 
 def _entry(name: str) -> _Entry:
+    """Return the `_Entry` of a model from its name or path: its names in tables and folders, and the state of its
+    files.
+
+    A model that cannot be found gets an entry, too: `analyze_heads` then raises its error.
+    """
     missing_part = file_name(name, f"hub {name}")
     try:
         source = find_source(name)
@@ -233,29 +251,38 @@ def _entry(name: str) -> _Entry:
         part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
         size = float(sum(file.stat().st_size for file in model_files(source)))
         return _Entry(path, path, part, missing_part, files_state(source), size)
-    except Exception:  # analyze_heads raises it again, where it is noted
+    except Exception:  # analyze_heads raises the error again, and it is stored there
         return _Entry(name, name, missing_part, missing_part)
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
+    """Raise IncompatibleCheckpoint if the files of a model changed after its table was written.
+
+    `table` is the stored table, with the state of the files in its attrs; `file` is its path, for the message.
+    """
     if table.attrs["files_state"] != entry.files_state:
         raise IncompatibleCheckpoint(
             f"{file} was made before the files of {entry.model} were changed: remove it, or choose another folder"
         )
 
 
-def _model_table(entry: _Entry, layers: Path, shared_out: bool, given: dict[str, Any]) -> pd.DataFrame:
-    """Return the rows of a model in the dataset. Layers that are read from files are stored in `layers` meanwhile."""
-    if not given["detectors"] and find_source(entry.name).streams:
-        given = {**given, "folder": layers}
+def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[str, Any]) -> pd.DataFrame:
+    """Return the head table of one model, with columns `model, revision, commit` in front and the same column types for
+    all models.
+
+    `layers` is a folder for finished layers of a model that is read from files. `shared_out` is True if other processes
+    measure other models: this one then uses a single thread. `settings` are keyword arguments of `analyze_heads`.
+    """
+    if not settings["detectors"] and find_source(entry.name).streams:
+        settings = {**settings, "folder": layers}
     try:
         with one_thread() if shared_out else nullcontext():
-            heads = analyze_heads(entry.name, **given)
+            heads = analyze_heads(entry.name, **settings)
     finally:
         gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
     origin = {name: pd.array([heads.attrs.get(name)] * len(heads), dtype="string") for name in ("revision", "commit")}
     meanings = {column.name: column.meaning for column in ANALYZE_MODELS_HEADS.columns}
-    # The files of all models have the same types.
+    # Columns have the same types in the files of all models.
     return ANALYZE_MODELS_HEADS.frame(
         heads.astype(_DTYPES).assign(model=entry.model, **origin),
         {"columns": meanings, "files_state": entry.files_state},
@@ -263,6 +290,11 @@ def _model_table(entry: _Entry, layers: Path, shared_out: bool, given: dict[str,
 
 
 def _failure_table(entries: Iterable[_Entry], failures: dict[str, JobFailure]) -> pd.DataFrame:
+    """Return the table of models that failed, with columns `model, error, message, raised_in`, in the order of
+    `entries`.
+
+    `failures` has the errors by the `part` (file name) of an entry. The table's `attrs["models"]` lists all entries.
+    """
     rows = [{"model": entry.model, **asdict(failures[entry.part])} for entry in entries if entry.part in failures]
     names = [column.name for column in ANALYZE_MODELS_FAILURES.columns]
     table = pd.DataFrame(rows, columns=names, dtype="string")

@@ -1,10 +1,10 @@
-"""How far the operators of the heads of two models differ: query-key by rotary frequency, and output-value.
+"""How far the query-key and output-value operators of two models differ, head by head.
 
-Differences are taken of thin factors in float64, never of d_model x d_model matrices: with M = q k^T of each model,
+Differences are computed from thin factors in float64. With M = q k^T of each model,
 
     M_a - M_b = [q_a, q_a - q_b] [k_a - k_b, k_b]^T,
 
-which is exactly 0 where nothing changed, and as precise where little did.
+which is exactly 0 where nothing changed, and precise where little changed.
 """
 
 from collections.abc import Iterator
@@ -31,20 +31,22 @@ if TYPE_CHECKING:
     Source = AttentionView | WeightFiles
 
 LEAST_LIKENESS = 0.2
-"""Where neither embeddings nor operators of two models have this cosine, they are taken to share no basis."""
+"""Two models whose embeddings and operators all have cosines below this value are refused: they share no basis."""
 
-_ROUNDING = 1e-6  # of float32, in which other programs fold norms and compute frequencies
+_ROUNDING = 1e-6  # relative; other programs fold norms and compute frequencies in float32
 
 
 @dataclass(frozen=True)
 class OperatorChanges:
-    """What differs between the operators of two models.
+    """The differences between the operators of models a and b, from `operator_changes`.
 
     Attributes:
-        table: `layer, head, qk_change, ov_change` of every head that both have.
-        likeness: cosines of a with b, by what they are of: `embedding` (less the mean over tokens; missing where it is
-            not read), `qk` and `ov` (mean over heads).
-        outside: what differs that no operator holds, such as rotary frequencies: by its name, the layers.
+        table: `layer, head, qk_change, ov_change`, a row for each head that both models have. `qk_change` is the norm
+            of the difference of the query-key operators over the norm in model a; `ov_change` is the same ratio for W_V
+            W_O.
+        likeness: cosines between a and b: "embedding" (without its mean over tokens; missing where it cannot be
+            compared), "qk" and "ov" (means over heads).
+        outside: differences that no operator contains, such as "rotary frequencies", and the layers that have them.
     """
 
     table: pd.DataFrame
@@ -53,16 +55,19 @@ class OperatorChanges:
 
 
 def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
-    """Compare the operators of every head of model b with those of the same head of model a.
+    """Return how much the query-key operator and W_V W_O of every head differ between models a and b, as
+    `OperatorChanges`.
 
-    Raises ValueError for models that have no layer in common, for layers of other sizes, and for models whose
-    embedding and operators all have cosines below `LEAST_LIKENESS`, because heads of two such models do not correspond;
-    UnsupportedArchitecture and BadWeights for a layer that cannot be read.
+    Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis (all cosines
+    of embeddings and operators below 0.2); UnsupportedArchitecture or BadWeights if a layer cannot be read.
     """
     names = f"{a.source['model']} (a) and {b.source['model']} (b)"
     layers = sorted({*a.layers} & {*b.layers})
     if not layers:
-        raise ValueError(f"{names} have no layer with attention in common: layers {a.layers} and {b.layers}")
+        raise ValueError(
+            f"{names} have no layer with attention in common: layers {a.layers} and {b.layers}; give a model and a "
+            "changed copy of it"
+        )
     for source in (a, b):
         if not isinstance(source, AttentionView):
             source.prepare(layers, "query-key")
@@ -70,19 +75,19 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
     rows, outside = [], {}
     with one_thread():
         for index in layers:
-            columns, other = _layer_changes(a, b, index, names)
+            columns, outside_of_layer = _layer_changes(a, b, index, names)
             rows.append(pd.DataFrame({"layer": index, "head": np.arange(len(columns["qk_change"])), **columns}))
-            for what in other:
-                outside.setdefault(what, []).append(index)
+            for name in outside_of_layer:
+                outside.setdefault(name, []).append(index)
     table = pd.concat(rows, ignore_index=True)
     likeness = _embedding_likeness(a, b)
-    likeness |= {what: float(table.pop(f"{what}_cosine").dropna().mean()) for what in ("qk", "ov")}
+    likeness |= {name: float(table.pop(f"{name}_cosine").dropna().mean()) for name in ("qk", "ov")}
     if not max(likeness.values()) >= LEAST_LIKENESS:
-        said = ", ".join(f"{what} {value:.2f}" for what, value in likeness.items())
+        cosines = ", ".join(f"{name} {value:.2f}" for name, value in likeness.items())
         raise ValueError(
-            f"{names} share no common basis: cosines of their weights are near 0 ({said}), as of two trainings from "
-            "scratch. Heads of one index then have nothing to do with each other, and operators cannot be subtracted: "
-            "give a model and a changed copy of it. compare_heads of their two tables still sets spectra side by side"
+            f"{names} share no common basis: the cosines of their weights are near 0 ({cosines}), as in two trainings "
+            "from scratch, so their heads cannot be compared one by one. Give a model and a changed copy of it, or "
+            "give two tables, compare_heads(analyze_heads(a), analyze_heads(b)), to compare spectra only"
         )
     return OperatorChanges(table, likeness, outside)
 
@@ -90,45 +95,55 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
 def _layer_changes(
     a: "Source", b: "Source", index: int, names: str
 ) -> tuple[dict[str, Float64[np.ndarray, "heads"]], list[str]]:
-    """Return the columns of a layer's heads, and what else differs in it."""
+    """Return the changes of the heads of layer `index`, and the names of differences that no operator contains.
+
+    The changes are a dict of arrays [heads]: `qk_change`, `qk_cosine`, `ov_change`, `ov_cosine`. `names` names both
+    models in messages.
+    """
     qk, ov, biases = [], [], []
     with raw_layer(a, index, "query-key") as raw_a, raw_layer(b, index, "query-key") as raw_b:
         _require_one_size(raw_a, raw_b, index, names)
-        for group_a, group_b in _groups(raw_a, raw_b):  # one in float64 at a time
+        for group_a, group_b in _groups(raw_a, raw_b):  # one group in float64 at a time
             factors = [_Factors.of_layer(fold_attention(group, index)) for group in (group_a, group_b)]
             qk.append(_squares(*factors))
             biases.append(_bias_square(*factors) / qk[-1][0])
-        other = _settings_that_differ(raw_a, raw_b)
+        outside = _settings_that_differ(raw_a, raw_b)
     if bool((torch.cat(biases) > _ROUNDING**2).any()):
-        other.append("biases of queries and keys")
+        outside.append("biases of queries and keys")
     with raw_layer(a, index, "output") as raw_a, raw_layer(b, index, "output") as raw_b:
         for group_a, group_b in _groups(raw_a, raw_b):
-            written = [centred_output(group, index) for group in (group_a, group_b)]
-            ov.append(_product_squares(*((one.w_v.expand(len(one.w_o), -1, -1), one.w_o.mT) for one in written)))
+            outputs = [centred_output(group, index) for group in (group_a, group_b)]
+            ov.append(
+                _product_squares(*((output.w_v.expand(len(output.w_o), -1, -1), output.w_o.mT) for output in outputs))
+            )
         if isinstance(a, AttentionView) and isinstance(b, AttentionView) and _gates_differ(raw_a, raw_b):
-            other.append("gate of the output")
+            outside.append("gate of the output")
     columns = {}
-    for what, of_groups in (("qk", qk), ("ov", ov)):
-        of_a, of_b, of_difference = (torch.cat(each) for each in zip(*of_groups, strict=True))
-        columns[f"{what}_change"] = (of_difference / of_a).sqrt().numpy()
-        columns[f"{what}_cosine"] = ((of_a + of_b - of_difference) / (2 * (of_a * of_b).sqrt())).numpy()
-    return columns, other
+    for name, of_groups in (("qk", qk), ("ov", ov)):
+        of_a, of_b, of_difference = (torch.cat(squares) for squares in zip(*of_groups, strict=True))
+        columns[f"{name}_change"] = (of_difference / of_a).sqrt().numpy()
+        columns[f"{name}_cosine"] = ((of_a + of_b - of_difference) / (2 * (of_a * of_b).sqrt())).numpy()
+    return columns, outside
 
 
 def _groups(a: RawAttention, b: RawAttention) -> Iterator[tuple[RawAttention, RawAttention]]:
+    """Yield the parameters of a layer by groups of heads that share keys: pairs (group of a, same group of b)."""
     yield from ((of_a, of_b) for (_, of_a), (_, of_b) in zip(key_value_groups(a), key_value_groups(b), strict=True))
 
 
 def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) -> None:
-    found = []
+    """Raise ValueError if layer `index` has other numbers of heads, dimensions or rotary pairs in a than in b. `names`
+    names both models in the message.
+    """
+    sizes_of_models = []
     for raw in (a, b):
         group = fold_attention(next(group for _, group in key_value_groups(raw)), index)
         pairs = 0 if group.rotary is None else group.rotary.n_pairs
-        found.append((len(raw.w_q), len(raw.w_k), group.d_model, group.d_head, pairs))
-    if found[0] != found[1]:
+        sizes_of_models.append((len(raw.w_q), len(raw.w_k), group.d_model, group.d_head, pairs))
+    if sizes_of_models[0] != sizes_of_models[1]:
         sizes = [
             f"{heads} heads, {keys} of keys, d_model {d_model}, d_head {d_head}, {pairs} rotary pairs"
-            for heads, keys, d_model, d_head, pairs in found
+            for heads, keys, d_model, d_head, pairs in sizes_of_models
         ]
         raise ValueError(
             f"{names} differ in architecture: layer {index} has {sizes[0]} in a, {sizes[1]} in b; give a model and a "
@@ -141,9 +156,13 @@ def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) 
 
 @dataclass(frozen=True)
 class _Factors:
-    """W_Q and W_K of heads, folded as in their operators: as complex pairs, and the columns that do not rotate.
+    """W_Q and W_K of heads with the norms folded in, divided into rotary pairs and columns that do not rotate.
 
-    The last row of each is the bias: the operator on tokens with a 1 appended.
+    The last row of every factor is the bias: factors act on tokens with a 1 appended.
+
+    Attributes:
+        pairs: the complex rotary pairs of W_Q and of W_K.
+        still: the columns of W_Q and of W_K that do not rotate.
     """
 
     pairs: tuple[Complex128[Tensor, "heads pairs queries"], Complex128[Tensor, "heads pairs keys"]]
@@ -151,6 +170,7 @@ class _Factors:
 
     @classmethod
     def of_layer(cls, layer: AttentionLayer) -> "_Factors":
+        """Return the factors of a folded layer, with the biases as last rows."""
         wide = replace(
             layer,
             w_q=torch.cat([layer.w_q, layer.b_q[:, None]], dim=1),
@@ -160,12 +180,17 @@ class _Factors:
         return cls(*zip(*(_pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
 
     def rows(self, query: slice, key: slice) -> "_Factors":
-        """Return some rows of the queries and some of the keys."""
+        """Return the factors with only the rows `query` of W_Q and the rows `key` of W_K."""
         (pairs_q, pairs_k), (still_q, still_k) = self.pairs, self.still
         return _Factors((pairs_q[..., query], pairs_k[..., key]), (still_q[:, query], still_k[:, key]))
 
 
 def _pairs_and_rest(factor: Tensor, rotary: RotaryGeometry | None) -> tuple[Tensor, Tensor]:
+    """Return a factor in two tensors: complex rotary pairs [heads, pairs, rows], and the columns that do not rotate
+    [heads, rows, columns].
+
+    `factor` is W_Q or W_K [heads, rows, d_head]. Without `rotary`, the first tensor has no pairs.
+    """
     if rotary is None:
         return torch.complex(factor, factor).mT[:, :0], factor
     pairs = torch.complex(factor[..., rotary.real_index], factor[..., rotary.imag_index]).mT
@@ -176,18 +201,27 @@ _TOKENS, _BIAS = slice(None, -1), slice(-1, None)
 
 
 def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `sum_t ||M_t||^2 + ||M_rest||^2` of a, of b and of a less b, per head, without biases."""
+    """Return the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for b and for a - b.
+
+    M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate. Biases are left out.
+    """
     return _all_squares(a.rows(_TOKENS, _TOKENS), b.rows(_TOKENS, _TOKENS))
 
 
 def _bias_square(a: _Factors, b: _Factors) -> Float64[Tensor, "heads"]:
-    """Return the same of what biases add to scores, of a less b."""
+    """Return the squared norm, per head, of the difference (a less b) of the terms that biases of queries and keys add
+    to scores.
+    """
     places = ((_TOKENS, _BIAS), (_BIAS, _TOKENS), (_BIAS, _BIAS))
     return torch.stack([_all_squares(a.rows(*place), b.rows(*place))[2] for place in places]).sum(0)
 
 
 def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    # M_t = w_q conj(w_k)^T: columns of pairs stand one by one.
+    """Return sum_t ||M_t||^2 + ||M_rest||^2 of each head for a, for b and for a - b, three tensors [heads], over all
+    rows that the factors have. M_t is the operator of rotary pair t, M_rest the operator of the columns that do not
+    rotate.
+    """
+    # M_t = w_q conj(w_k)^T: an operator of its own for each pair.
     (left_a, right_a), (left_b, right_b) = a.pairs, b.pairs
     rotated = _product_squares((left_a[..., None], right_a[..., None]), (left_b[..., None], right_b[..., None]))
     of_a, of_b, of_difference = (
@@ -197,16 +231,19 @@ def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _product_squares(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squared norms of the products `left @ right^H` of a, of b, and of a less b."""
+    """Return the squared Frobenius norms of `left @ right^H` of a, of b, and of their difference. `a` and `b` are pairs
+    (left, right).
+    """
     (left_a, right_a), (left_b, right_b) = a, b
     difference = torch.cat([left_a, left_a - left_b], dim=-1), torch.cat([right_a - right_b, right_b], dim=-1)
     return _product_square(*a), _product_square(*b), _product_square(*difference)
 
 
 def _product_square(left: Tensor, right: Tensor) -> Float64[Tensor, "*batch"]:
-    # From triangles: Gram matrices would lose half of the digits where the terms cancel.
+    """Return the squared Frobenius norm of `left @ right^H`, one number for each matrix of the batch."""
     if not left.shape[-1] or not left.numel():
         return left.real.new_zeros(left.shape[:-2])
+    # From triangles: Gram matrices would lose half of the digits where the terms cancel.
     left, right = (torch.linalg.qr(factor, mode="r").R for factor in (left, right))
     return (left @ right.mH).abs().square().sum((-2, -1))
 
@@ -215,7 +252,11 @@ def _product_square(left: Tensor, right: Tensor) -> Float64[Tensor, "*batch"]:
 
 
 def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
-    """Return the names of what changes scores and is not in the operators, where it differs."""
+    """Return the names of settings that differ between layers a and b, such as "rotary frequencies" or "softcap of
+    scores".
+
+    Only settings that change scores and are not in the operators are compared.
+    """
     differing = []
     if a.rotary is not None and b.rotary is not None:
         theta_a, theta_b = a.rotary.theta, b.rotary.theta
@@ -235,10 +276,14 @@ def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
 
 
 def _apart(a: float, b: float) -> bool:
+    """Return whether two numbers differ by more than 1e-6 of the larger one."""
     return abs(a - b) > _ROUNDING * max(abs(a), abs(b))
 
 
 def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
+    """Return whether the attention outputs of layers a and b have gates (W_gate, b_gate) that differ by more than
+    rounding.
+    """
     for of_a, of_b in ((a.w_gate, b.w_gate), (a.b_gate, b.b_gate)):
         if (of_a is None) != (of_b is None):
             return True
@@ -250,6 +295,9 @@ def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
 
 
 def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
+    """Return the weight of a gate with the gain of the layer's input norm (from `raw`) folded in; a bias is returned
+    unchanged.
+    """
     gain = raw.norm.gain
     return gate if gain is None or gate.ndim < 3 else gate * gain.detach().cpu().double()[:, None]
 
@@ -258,7 +306,11 @@ def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
 
 
 def _embedding_likeness(a: "Source", b: "Source") -> dict[str, float]:
-    """Return the cosine of two embeddings less their means over the vocabulary; nothing where it cannot be taken."""
+    """Return {"embedding": cosine of the embeddings of models a and b}, each without its mean over the vocabulary.
+
+    The dict is empty where the embeddings cannot be compared: other sizes, models read from files, or an embedding of
+    0.
+    """
     if not (isinstance(a, AttentionView) and isinstance(b, AttentionView)):
         return {}
     try:
@@ -269,10 +321,10 @@ def _embedding_likeness(a: "Source", b: "Source") -> dict[str, float]:
         return {}
     products: Any = torch.zeros(3, dtype=torch.float64)
     totals = torch.zeros(2, embeddings[0].shape[1], dtype=torch.float64)
-    for pieces in zip(*(vocabulary_chunks(one, axis=0) for one in embeddings), strict=True):
+    for pieces in zip(*(vocabulary_chunks(embedding, axis=0) for embedding in embeddings), strict=True):
         of_a, of_b = (piece.cpu() for piece in pieces)
         products += torch.stack([(of_a * of_b).sum(), of_a.square().sum(), of_b.square().sum()])
         totals += torch.stack([of_a.sum(0), of_b.sum(0)])
     means = torch.stack([totals[0] @ totals[1], totals[0] @ totals[0], totals[1] @ totals[1]]) / len(embeddings[0])
-    both, alone_a, alone_b = (products - means).tolist()
-    return {"embedding": both / (alone_a * alone_b) ** 0.5} if alone_a > 0 < alone_b else {}
+    product, alone_a, alone_b = (products - means).tolist()
+    return {"embedding": product / (alone_a * alone_b) ** 0.5} if alone_a > 0 < alone_b else {}

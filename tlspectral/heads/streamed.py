@@ -1,4 +1,4 @@
-"""The head table of a checkpoint that is read layer by layer, each by itself, in any process."""
+"""Jobs that make the head table of a checkpoint from its files, one layer at a time, without loading the model."""
 
 import os
 from collections.abc import Collection
@@ -29,11 +29,12 @@ def streamed_layers(
     extras: Collection[str],
     folder: str | os.PathLike[str] | None,
 ) -> tuple[dict[str, Any], list[Job]]:
-    """Return what tells the folder of this model apart, and a part for each layer, in order.
+    """Return a dict that identifies this work in a resume folder, and a list of jobs, one for each layer in `heads`.
 
-    `attrs` of a part's table hold `check`, `digest` and `valid_up_to` of the layer. Every file is checked before the
-    first layer is measured. A stored layer is used again if it was made from the same weights. Raises BadWeights for
-    files that cannot be read; a part also ScoreMismatch and UnsupportedArchitecture.
+    The dict has hashes of the config, `extras`, heads of incomplete layers and the version. A job returns the head
+    table of its layer, with attrs `check` (of the scores), `digest` (hash of the weights) and `valid_up_to` (longest
+    valid prompt). All files are checked before the first layer is measured. Raises BadWeights for files that cannot be
+    read; a job also raises ScoreMismatch and UnsupportedArchitecture.
     """
     first = min(heads)
     with download_bars():
@@ -44,7 +45,7 @@ def streamed_layers(
     if "position_share" in extras:
         with one_thread(), checkpoint.layer(first, "positions") as view:
             directions = position_directions(view)
-    # A layer that is wanted whole is stored whole, and any later call that wants it whole reads it.
+    # A layer with all its heads is left out: its file then serves every call that needs the whole layer.
     partly = {layer: chosen for layer, chosen in heads.items() if len(chosen) < checkpoint.n_heads(layer)}
     identity = {
         "config_sha256": sha256((checkpoint.files.config_folder / "config.json").read_bytes()).hexdigest(),
@@ -63,10 +64,13 @@ def streamed_layers(
 
 
 def _require_same_weights(checkpoint: WeightFiles, index: int, file: str, table: pd.DataFrame) -> None:
+    """Raise IncompatibleCheckpoint if the stored `table` of layer `index` was made from other weights than the
+    checkpoint's. `file` is its path.
+    """
     if table.attrs["digest"] != checkpoint.digest(index):
         raise IncompatibleCheckpoint(
-            f"{file} was made from other weights of layer {index} than those of "
-            f"{checkpoint.files.name}: remove it, or choose another folder"
+            f"{file} was made from other weights of layer {index} than {checkpoint.files.name} has: remove it, or "
+            "choose another folder"
         )
 
 
@@ -77,6 +81,11 @@ def _measured(
     index: int,
     heads: list[int],
 ) -> pd.DataFrame:
+    """Check layer `index` against the scores of a model of this layer alone, and return the head table of `heads`.
+
+    `directions` are the position directions for the extra "position_share", or None. The attrs of the table are
+    `check`, `valid_up_to` and `digest` of the layer.
+    """
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
         refuse_autocast(view.model)
         with misfit(checkpoint.files.record):

@@ -1,4 +1,6 @@
-"""Columns that follow from the query-key factors of a layer's heads, their matched null, and those asked for."""
+"""Columns of the head table from query-key weights: spectrum, phase, the matched random null, and columns on
+request.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import MOST_BYTES, NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
+from tlspectral.errors import shown
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.reading.latent import Latent
@@ -31,7 +34,15 @@ POSITION_DIRECTIONS = 64
 
 @dataclass(frozen=True)
 class NullSettings:
-    """How the matched null is drawn; see `analyze_heads`."""
+    """How the random null of a head table is drawn: random matrices with the head's singular values and random
+    directions.
+
+    Attributes:
+        seed: seed of the draws.
+        null_draws: number of random matrices per head, 2 or more.
+        null_blocks: "shared" uses the same random directions for all heads, "fresh" new ones for each.
+        null_dtype: precision of the eigenvalues of the draws.
+    """
 
     seed: int
     null_draws: int
@@ -39,17 +50,25 @@ class NullSettings:
     null_dtype: Literal["float32", "float64"]
 
     def __post_init__(self) -> None:
-        """Raise ValueError where no model can have these settings."""
+        """Raise ValueError for an unknown `null_blocks` or `null_dtype`, or fewer than two draws."""
         if self.null_blocks not in ("shared", "fresh"):
-            raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {self.null_blocks!r}")
+            raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {shown(self.null_blocks)}")
         if self.null_dtype not in ("float32", "float64"):
-            raise ValueError(f"null_dtype must be 'float32' or 'float64', not {self.null_dtype!r}")
+            raise ValueError(f"null_dtype must be 'float32' or 'float64', not {shown(self.null_dtype)}")
         object.__setattr__(self, "null_draws", counted(self.null_draws, 2, "null_draws is how many draws the null has"))
 
 
 @dataclass(frozen=True)
 class MeasuredHeads:
-    """Columns of heads of one layer, what their null needs, and the `attrs` of their table."""
+    """Columns of some heads of one layer, before their null is drawn.
+
+    Attributes:
+        layer: index of the layer.
+        columns: values by column name, an entry for each head.
+        attrs: `attrs` of the table.
+        effective_dimension: dimension of the space that the heads read, d_model or, under LayerNorm, d_model - 1.
+        singular_values: singular values of each head's M, which the null keeps.
+    """
 
     layer: int
     columns: dict[str, Any]
@@ -65,9 +84,11 @@ def measure_heads(
     moments: EmbeddingMoments | None,
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> MeasuredHeads:
-    """Compute the spectral and phase columns of a layer's heads, under the layer's index in the model.
+    """Return the spectral and phase columns of a layer's heads, without null. `index` is the layer's number in the
+    model.
 
-    The repeated keys are freed on return: only one layer's are held at a time. Without `moments`, `self_match` is NaN.
+    `moments` are sums over the token embedding for `self_match`, None for NaN. `directions` are singular directions of
+    the learned positions for `position_share`, None for NaN. Keys repeated for each query head are freed on return.
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
@@ -92,7 +113,12 @@ def measure_heads(
 
 
 def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Compute the columns of latent attention: of the content block alone, and of the rotary block alone."""
+    """Return the columns of latent attention, as arrays [heads] by column name, for the content and the rotary block of
+    M.
+
+    They are `dir_frac_`, `D_head_` and `norm_frac_` (norm of the block over the norm of M), each with `content` and
+    `rotary`.
+    """
     assert layer.rotary is not None
     content = layer.rotary.still_columns
     rotary = torch.cat([layer.rotary.real_index, layer.rotary.imag_index])
@@ -108,12 +134,16 @@ def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, 
 def operator_norms(
     w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
 ) -> Float64[Tensor, "heads"]:
-    """Return ||M||_F of each head."""
+    """Return the Frobenius norm of M = W_Q W_K^T of each head."""
     return ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
 
 
 def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
-    """Return some heads of a layer that was measured one key/value group after another."""
+    """Join the measured groups of heads that share keys, in the order of the layer, and return only the rows of
+    `heads`.
+
+    `heads` are numbers within the layer. The result has the columns `layer` and `head`, too.
+    """
     first, rows = groups[0], list(heads)
     columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in first.columns}
     columns["kv_head"] = np.concatenate([np.asarray(group.columns["kv_head"]) + i for i, group in enumerate(groups)])
@@ -123,19 +153,21 @@ def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredH
 
 
 def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Compute `phase_metrics` of heads, as columns."""
+    """Return `rope_imag_frac`, `freq_centroid` (rad/token) and `hi_freq_dir` of each head, as arrays [heads] by column
+    name.
+    """
     metrics = phase_metrics(phase_norms(w_q, w_k, rotary), rotary)
     return {name: value.numpy() for name, value in metrics._asdict().items()}
 
 
 def with_null(
-    measured: MeasuredHeads, settings: NullSettings, each: Callable[..., Iterable[Any]] = map
+    measured: MeasuredHeads, settings: NullSettings, map_heads: Callable[..., Iterable[Any]] = map
 ) -> pd.DataFrame:
-    """Return the columns of the heads with null mean, std, z and percentile.
+    """Return the table of some heads, with mean, standard deviation, z and percentile of their random null.
 
-    Blocks are drawn from generators keyed by seed and sizes (`fresh`: and by layer and head), so the numbers depend on
-    neither the order of layers nor the number of workers. Shared blocks stay in the cache until `forget_blocks`.
-    `each` calls a function for each head, as `map` does, in any thread or process.
+    A seed and the sizes fix the random draws (with "fresh" blocks also layer and head), so results do not depend on
+    order or workers. Shared random blocks stay in memory until `forget_blocks` is called. `map_heads` has the signature
+    of `map` and may run in threads or processes.
     """
     of_head = partial(_null_of_head, settings, measured.effective_dimension, measured.layer)
     heads = [
@@ -146,7 +178,7 @@ def with_null(
         )
         for row in range(len(measured.singular_values))
     ]
-    nulls = list(each(of_head, heads))
+    nulls = list(map_heads(of_head, heads))
     table = pd.DataFrame(measured.columns | {name: np.concatenate([null[name] for null in nulls]) for name in nulls[0]})
     table.attrs = measured.attrs
     return table
@@ -158,10 +190,16 @@ def _null_of_head(
     layer: int,
     measured: tuple[int, Float64[np.ndarray, "1 k"], dict[str, Float64[np.ndarray, "1"]]],
 ) -> dict[str, np.ndarray]:
+    """Draw the null of one head and return its columns (null mean, standard deviation, z, percentile), arrays [1] by
+    name.
+
+    `n` is the dimension of the space that the head reads. `measured` is (head, singular values, the observed metrics by
+    name).
+    """
     head, singular_values, observed = measured
     k, draws = singular_values.shape[1], settings.null_draws
     if settings.null_blocks == "shared":
-        with _DRAWING:  # the threads of a layer wait for the first, which draws the blocks for all
+        with _DRAWING:  # one thread draws the shared blocks, the other threads wait
             blocks = _shared_blocks(settings.seed, n, k, draws)
     else:
         blocks = haar_blocks(n, k, draws, block_generator(settings.seed, n, k, layer, head))
@@ -173,37 +211,47 @@ _DRAWING = Lock()
 
 @lru_cache(maxsize=2)
 def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "draws k k"]:
+    """Return `draws` random k x k blocks of an n-dimensional space. They are cached, because all heads of equal size
+    use them.
+    """
     return haar_blocks(n, k, draws, block_generator(seed, n, k))
 
 
 def blocks_at_once(measured: MeasuredHeads, settings: NullSettings) -> int:
-    """Return how many heads can have their blocks in memory together, by the limit for one head's; shared: all."""
+    """Return how many heads can have their random blocks in memory together. Shared blocks serve all heads."""
     heads, k = measured.singular_values.shape
     return heads if settings.null_blocks == "shared" else max(1, MOST_BYTES // (8 * k * k * settings.null_draws))
 
 
 def forget_blocks() -> None:
-    """Free the cached shared blocks."""
+    """Free the cached shared random blocks."""
     _shared_blocks.cache_clear()
 
 
 @dataclass(frozen=True)
 class ReadStreams:
-    """The residual streams that the layers of a model read on some prompts, and which of their tokens are real."""
+    """The residual streams that the layers of a model read on some prompts.
+
+    Attributes:
+        view: the model.
+        residuals: input of each layer, by the name of its hook point.
+        real: True at tokens, False at padding.
+    """
 
     view: AttentionView
     residuals: dict[str, Tensor]
     real: Bool[Tensor, "batch pos"]
 
     def normalized(self, layer: AttentionLayer) -> Float64[Tensor, "batch pos d_model"]:
-        """Return what a layer reads behind its norm, without gain and bias; 0 where a prompt is filled up."""
+        """Return the normalised input of a layer, without gain and bias; 0 at padding."""
         residual = self.residuals[self.view.hook_names(layer.layer)["residual"]]
         return layer.norm.normalized(residual.cpu().double()) * self.real[..., None]
 
     def score_asymmetry(self, layer: AttentionLayer) -> Float64[np.ndarray, "heads"]:
-        """Return, per head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
+        """Return mean ||S - S^T|| / mean ||S|| of each head, an array [heads]; means are over prompts.
 
-        Scores are of content alone: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
+        S = n M n^T are the content scores of a prompt, n its normalised inputs. S has all pairs of positions, without
+        mask, rotation, biases and the scalars of query/key norms. Source: "Fingerprint, Not Blueprint" (FP), section 4.
         """
         n = self.normalized(layer)
         w_q, w_k = layer.operator_factors()
@@ -213,22 +261,26 @@ class ReadStreams:
         return (torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy()
 
     def with_content_scale(self, layer: AttentionLayer) -> AttentionLayer:
-        """Return a layer whose M has 1/rms of the keys' latent, its mean over all tokens but the first of each prompt.
+        """Return a latent-attention layer whose M uses the key scale that was measured on the prompts; other layers
+        unchanged.
 
-        Other layers are returned as they are. Raises ValueError for prompts of one token.
+        The scale is the mean 1/rms of the keys' latent. The first token of each prompt is left out of the mean. Raises
+        ValueError if all prompts have one token.
         """
         latent = layer.k_norm
         if not isinstance(latent, Latent):
             return layer
         counted = self.real & (self.real.cumsum(1) > 1)
         if not counted.any():
-            raise ValueError("content_scale leaves out the first token of each prompt: give prompts of two or more")
+            raise ValueError(
+                "content_scale leaves out the first token of each prompt: give prompts= of two tokens or more"
+            )
         scale = latent.scale_of(self.normalized(layer) @ latent.down + latent.bias_or_zero)[..., 0, 0]
         return replace(layer, k_norm=replace(latent, measured_scale=float(scale[counted].mean())))
 
 
 def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
-    """Run the prompts, for None the random one of the self-check; FP uses text."""
+    """Run the prompts (None: one prompt of 24 random ids) and return the input of every layer, as `ReadStreams`."""
     packed = checked_prompts(view, prompts)
     names = [view.hook_names(index)["residual"] for index in view.layers]
     residuals = capture_until(view, packed.tokens, names, last=view.hook_names(view.layers[-1])["pattern"])
@@ -236,7 +288,7 @@ def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
 
 
 def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directions"] | None:
-    """Return the leading right singular vectors of the learned position embedding, at most 64.
+    """Return the leading right singular vectors of the learned position embedding as columns, at most 64.
 
     None without learned positions. Under LayerNorm the rows are centred first, because the norm removes their mean.
     """
@@ -254,7 +306,10 @@ def _position_shares(
     w_k: Float64[Tensor, "heads d_model d_head"],
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> Float64[np.ndarray, "heads"]:
-    """Return `||P^T M P|| / ||M||`, P the position directions: FP's `pos_frac_M`. NaN without learned positions."""
+    """Return ||P^T M P|| / ||M|| of each head: the share of M = W_Q W_K^T in the position directions; NaN for None.
+
+    The columns of P are `directions`. "Fingerprint, Not Blueprint" (FP) calls the share `pos_frac_M`.
+    """
     if directions is None:
         return np.full(len(w_q), np.nan)
     inner = torch.linalg.matrix_norm((directions.T @ w_q) @ (directions.T @ w_k).mT)

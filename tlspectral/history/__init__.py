@@ -1,7 +1,4 @@
-"""Head tables over the saved steps of a training.
-
-Source: "Fingerprint, Not Blueprint" (FP, section 9 and Fig. 4).
-"""
+"""Head tables over the saved checkpoints of a training ("Fingerprint, Not Blueprint", section 9 and figure 4)."""
 
 from tlspectral.history.checkpoint_tables import HeadHistory
 from tlspectral.history.recording import head_history

@@ -1,5 +1,6 @@
-"""The measurements of one checkpoint: the head table with percentiles within the model, medians of it against their
-null, the in-context score, K-composition of pairs of heads; and the tables that a history makes of them.
+"""The measurements of one checkpoint, and the tables of a history.
+
+Measured are the head table, medians over heads with their null, the in-context score, and K-composition of pairs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 _PAIR = ["sender_layer", "sender_head", "receiver_layer", "receiver_head"]
 _COMPOSITION = ["score", "chance", "rank"]
 _LEVEL = 0.95
-_MEDIANS = 4000  # simulated; the ends of the interval then move by about 1/30 of its width between seeds
+_MEDIANS = 4000  # number of simulated medians; between seeds the interval's ends move by 1/30 of its width
 
 LayerHead = tuple[int, int]
 """Layer and head."""
 
 PERCENTILES = ("prev", "rope_imag_frac", "dir_frac")
-"""Columns of which a history holds the percentile within the model, as `<column>_pct`, as the head table of D_head."""
+"""Columns for which a history has `<column>_pct`, the percentile within the model at that step."""
 
 _STEP, _FREQUENCY = columns("""
     step      | step  | Training step of the checkpoint; where checkpoints have names instead, the name.
@@ -51,6 +52,9 @@ _OF_STEP = "Percentile of {} within the model of that step: rank / n, average ti
 
 
 def _medians(name: str) -> tuple[Column, ...]:
+    """Return four columns: the median of the head-table column `name` over heads, and low, median and high of such
+    medians under the null.
+    """
     unit = COLUMNS[name].unit
     return columns(f"""
         {name}_median      | {unit} | Median of {name} over the heads of the model.
@@ -116,18 +120,22 @@ def measure_step(
     blocks: BlockPrompt | None,
     **options: Any,
 ) -> pd.DataFrame:
-    """Measure a model, or one that is read from its files; the arguments are as for `head_history`.
+    """Measure one checkpoint (a view, or a source that is read from files) and return all its tables, joined into one.
 
-    Return the tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
-    `frequencies`, as one, see `bundled`. Its `attrs` are as in `analyze_heads`, with `numbers` (columns of a
-    summary) and `shape` (numbers that have to be the same at all steps). Raises BadHead for a pair that the model does
-    not have, ScoreMismatch, UnsupportedArchitecture and BadWeights for a model that cannot be read.
+    The tables are `heads` and `composition`; with `blocks` also `positional` and, on a rotary model, `frequencies`.
+    `unbundled` takes them apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is measured; `task`
+    is scored; `blocks` are swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are those of the head
+    table, `numbers` (in-context score, losses and task value, for the summary) and `shape` (sizes of the model). Raises
+    BadHead for a pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot
+    be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     with open_layers(model) as layers:
         shape = _shape(layers)
     score = None if task is None else evaluate(model, task)
-    tables = {"composition": _composition(model, pairs)}  # a wrong head is refused before the null is computed
+    tables = {
+        "composition": _composition(model, pairs)
+    }  # first: a wrong head is then refused before the null is computed
     heads = analyze_heads(model, null_blocks="fresh", **options)
     tables["heads"] = heads.assign(**{f"{name}_pct": heads[name].rank(pct=True) for name in PERCENTILES})
     if blocks is not None:
@@ -147,6 +155,9 @@ def measure_step(
 
 
 def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
+    """Return a dict of sizes (layers, d_model, vocabulary, rotary layers) that must be equal at all checkpoints of a
+    history.
+    """
     shape = {"layers": layers.n_layers, "d_model": layers.d_model}
     if isinstance(layers, AttentionView):
         rotary = [layers.rotary(index) is not None for index in layers.layers]
@@ -155,16 +166,23 @@ def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
 
 
 def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
-    """Refuse a sender that is not in an earlier layer than its receiver, both counted from 0. Raises ValueError."""
+    """Raise ValueError if the sender of a pair is not in an earlier layer than its receiver.
+
+    `pairs` are ((layer, head) of the sender, (layer, head) of the receiver); layers count from 0.
+    """
     for pair in pairs:
         if pair[0][0] >= pair[1][0]:
             raise ValueError(
-                f"the pair {pair} cannot compose: its sender has to be in an earlier layer than its receiver"
+                f"the pair {pair} cannot compose: give (sender, receiver) with the sender in an earlier layer"
             )
 
 
 def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd.DataFrame:
-    """Return the pairs' rows of `k_composition`, which is computed once per receiver."""
+    """Return a table of the K-composition of each (sender, receiver) pair: their layers and heads, score, chance and
+    rank.
+
+    Raises BadHead for a head that does not exist, ValueError for a sender that is not in an earlier layer.
+    """
     with open_layers(model) as source:
         pairs = [(one_head(source, sender), one_head(source, receiver)) for sender, receiver in pairs]
     require_order(pairs)
@@ -177,13 +195,14 @@ def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd
 
 
 def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
-    """Return the losses on the first and on the second copy of the repeated segments of `tasks.induction`.
+    """Return the model's loss on the first and on the second copy of a repeated random segment, in nats per token.
 
-    With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second, L - 1 each.
+    `task` is made by `tasks.induction`. Each loss has `.value` (the mean) and `.per_sequence`. With segments of L
+    tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second.
     """
     with measured(model) as view:
         second = task_sequences(view, task)
-        # Attention is causal, so the second copy does not change the losses of the first.
+        # Attention is causal: the second copy cannot change the losses of the first, so it is cut off.
         width = second.tokens.shape[1] // 2 + 1
         lengths = torch.full((len(second.tokens),), width)
         first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, predicted=slice(1, width - 1))
@@ -191,27 +210,27 @@ def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
 
 
 def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:
-    """Compute medians over the heads of one model, and their null of random orientations.
+    """Return medians over the heads of a model, and the distribution of such medians under the null.
 
-    The null of the median of D_head and of dir_frac has every head drawn independently from a normal distribution with
-    the mean and deviation of its own matched null; `_null_low` and `_null_high` hold 95 % of such medians. For
-    rope_imag_frac it is 1/2: rotating the pairs of a random W_K by 90 degrees swaps Re M_t and Im M_t and changes
-    nothing else.
+    For D_head and dir_frac, each head is drawn independently from a normal distribution with the mean and standard
+    deviation of its own null; `_null_low` and `_null_high` hold 95 % of the simulated medians. For rope_imag_frac the
+    null median is 1/2: rotating the pairs of a random W_K by 90 degrees swaps Re M_t and Im M_t and changes nothing
+    else.
 
     Args:
         heads: the head table of one model, with `D_head`, `dir_frac`, `rope_imag_frac`, and `_null_mean`, `_null_std`
             of the first two.
-        seed: of the simulated medians.
+        seed: seed of the simulated medians.
 
     Returns:
-        `D_head_median`, `D_head_null_median`, `D_head_null_low`, `D_head_null_high`, the same of `dir_frac`, and
-        `rope_imag_frac_median`, `rope_imag_frac_null_median`; NaN where a model has no such number.
+        dict with `D_head_median`, `D_head_null_median`, `D_head_null_low`, `D_head_null_high`, the same for `dir_frac`,
+        and `rope_imag_frac_median`, `rope_imag_frac_null_median`; NaN where a model has no such number.
 
-    Source: "Fingerprint, Not Blueprint" (FP, sections 3 and 9), which draws one constant null; here it follows the
-    singular values of the heads at each step.
+    Source: "Fingerprint, Not Blueprint" (FP), sections 3 and 9, draws one constant null; here the null follows the
+    singular values at each step.
 
-    What it does not establish: an exact level. Heads that share keys (grouped queries), or were trained together, are
-    not independent, so that the true spread is wider.
+    Not established: an exact level. Heads that share keys or were trained together are not independent, so the true
+    spread is wider.
     """
     medians: dict[str, float] = {}
     # Without dropna, pandas 2 warns of a column that is empty.
@@ -225,6 +244,11 @@ def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float
 
 
 def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, float]:
+    """Return a dict with `<column>_null_low`, `_null_median`, `_null_high`: quantiles 2.5 %, 50 % and 97.5 % of
+    simulated medians over heads.
+
+    Each head is drawn from a normal distribution with its null mean and standard deviation. NaN without a null.
+    """
     moments = [f"{column}_null_mean", f"{column}_null_std"]
     null_moments = heads.loc[heads[column].notna(), moments].dropna().to_numpy(dtype=float)
     names = [f"{column}_null_low", f"{column}_null_median", f"{column}_null_high"]
@@ -237,20 +261,28 @@ def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, fl
 
 @dataclass(frozen=True, repr=False)
 class HeadHistory:
-    """The result of `head_history`. `heads.attrs` hold the settings, and in `checkpoints` the weights of each step.
+    """The result of `tls.head_history`: DataFrames with a column `step`, the label of the checkpoint.
+
+        history = tls.head_history("EleutherAI/pythia-70m", folder="pythia")
+        history.summary[["step", "icl_score", "D_head_median"]]
+        history.track("L3H1")  # one head over the steps
+
+    A history is not a table itself: `history["prev"]` raises TypeError and names the table. `heads.attrs` hold the
+    settings and, in `checkpoints`, the weights of each step.
 
     Attributes:
-        heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct` beside its
-            `D_head_pct`: percentiles within the model of that step, rank / n.
+        heads: a row per head and step: the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct,
+            dir_frac_pct`, percentiles within the model of that step (rank / n).
         summary: a row per step. Columns of `head_history.summary`: `step, n_heads, icl_score, icl_score_se,
             first_copy_loss, second_copy_loss, value, value_se, D_head_median, D_head_null_low, D_head_null_median,
             D_head_null_high, dir_frac_median, dir_frac_null_low, dir_frac_null_median, dir_frac_null_high,
-            rope_imag_frac_median, rope_imag_frac_null_median`.
-        composition: `k_composition` of each step and pair of heads; no rows without pairs. Columns of
-            `head_history.composition`: `step, sender_layer, sender_head, receiver_layer, receiver_head, score, chance,
-            rank`.
-        positional: per step the table of `positional_symbolic(mode="key")` on the history's `blocks`; None without.
-        frequencies: the same per rotary frequency; None without, and for models without rotary positions.
+            rope_imag_frac_median, rope_imag_frac_null_median`. Losses and `icl_score` (second copy less first) are nats
+            per token; `_null_low` to `_null_high` hold 95 % of the medians of random heads.
+        composition: a row per pair and step, with the K-composition score of sender and receiver; no rows without
+            pairs. Columns of `head_history.composition`: `step, sender_layer, sender_head, receiver_layer,
+            receiver_head, score, chance, rank`.
+        positional: a row per head and step, from `positional_symbolic(mode="key")` on `blocks`; None without blocks.
+        frequencies: `positional` by rotary frequency; None without blocks or rotary positions.
     """
 
     heads: pd.DataFrame
@@ -260,42 +292,47 @@ class HeadHistory:
     frequencies: pd.DataFrame | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        """Raise TypeError, with the tables that have a column of this name."""
+        """Raise TypeError, because a history has several tables; the message names those that have the column `key`, as
+        `history.heads['prev']`.
+        """
         tables = {name: table for name, table in vars(self).items() if isinstance(table, pd.DataFrame)}
-        having = [f"history.{name}[{key!r}]" for name, table in tables.items() if key in [*table.columns]]
-        shown = " or ".join(having) or ", ".join(f"history.{name}" for name in tables)
-        advice = f"{'give' if having else 'its tables are'} {shown}"
-        raise TypeError(f"a HeadHistory holds several tables and is none itself: {advice}")
+        matching = [f"history.{name}[{key!r}]" for name, table in tables.items() if key in [*table.columns]]
+        shown = " or ".join(matching) or ", ".join(f"history.{name}" for name in tables)
+        advice = f"{'give' if matching else 'its tables are'} {shown}"
+        raise TypeError(f"a HeadHistory has several tables and is not a table itself: {advice}")
 
     @property
     def steps(self) -> list[Any]:
-        """The steps, rising; or the names of the checkpoints, in the order given."""
+        """The labels of the checkpoints, a list: training steps, rising, or names in the given order."""
         return self.summary["step"].tolist()
 
     @property
     def previous_token_head(self) -> LayerHead:
-        """Layer and head with the largest `prev` at the last step: in hindsight. ValueError without detectors."""
+        """The (layer, head) with the largest `prev` (mean attention to the previous token) at the last step. Raises
+        ValueError if the detectors were not run.
+        """
         last = self.heads.loc[self.heads["step"] == self.steps[-1]]
         if last["prev"].isna().all():
-            raise ValueError("the detectors were not run (detectors=False): name a head as (layer, head) instead")
+            raise ValueError("the detectors were not run (detectors=False): give a head, such as history.track((0, 3))")
         row = last.loc[last["prev"].idxmax()]
         return int(row["layer"]), int(row["head"])
 
     def track(self, head: Head = None) -> pd.DataFrame:
-        """Return one row per step: a head's row beside the step's summary, as figures and questions take it.
+        """Return a DataFrame with one row per step: a head's columns of `heads` joined with the columns of `summary`.
 
         Args:
-            head: (layer, head) or another form of one head; None for `previous_token_head`.
+            head: "L0H3", (0, 3) or a table row. Default: `previous_token_head`, the largest `prev` at the last step.
 
         Raises:
-            BadHead: there is no such head.
+            BadHead: the head does not exist.
+            ValueError: no head is given and the detectors were not run.
         """
         if head is None:
             head = self.previous_token_head
         layer, index = pair_in_table(head, self.heads, "this history")
         head_rows = self.heads.loc[(self.heads["layer"] == layer) & (self.heads["head"] == index)]
         if head_rows.empty:
-            raise BadHead(f"there is no head {index} in layer {layer} of this history")
+            raise BadHead(f"L{layer}H{index} does not exist in this history: give a head of history.heads")
         return head_rows.merge(self.summary, on="step", validate="one_to_one")
 
     def __repr__(self) -> str:
@@ -305,6 +342,9 @@ class HeadHistory:
         return html_rows("Head history", self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
+        """Return (name, text) pairs that summarise the history: model, steps, medians, previous-token head, in-context
+        score.
+        """
         steps, first, last = self.steps, self.summary.iloc[0], self.summary.iloc[-1]
         rows = [
             ("model", str(self.heads.attrs.get("model", "several"))),

@@ -1,4 +1,4 @@
-"""`head_history`: every head at every saved step of a training, one checkpoint in memory at a time."""
+"""`head_history`: measure every head at every checkpoint of a training, with one checkpoint in memory at a time."""
 
 from __future__ import annotations
 
@@ -57,72 +57,54 @@ def head_history(
 ) -> HeadHistory:
     """Measure the head table, the in-context score and K-composition at every checkpoint of a training.
 
+    Use it to see when heads and their spectra form ("Fingerprint, Not Blueprint", section 9).
+
     >>> import tlspectral as tls
     >>> models = ["tiny-rope-sym", "tiny-rope"]
     >>> history = tls.head_history(models, null_draws=2, detectors=False)
     >>> history.steps
     ['tiny-rope-sym', 'tiny-rope']
 
-    One checkpoint is in memory at a time, if they are given by name or as functions, or come from a generator. With
-    `detectors=False`, no task and no blocks, folders of safetensors and hub models are read from their files, layer by
-    layer, and never loaded (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is
-    deleted, and no checkpoint is changed.
-
     Args:
-        checkpoints: what `history.suite_checkpoints` takes, a folder with sub-folders `step{N}` or `checkpoint-{N}`
-            or a hub model of the Pythia suite; or checkpoints, each a name or path for `load_model`, a
-            TransformerBridge or HookedTransformer, or a pair (label, checkpoint), in which the checkpoint may also be a
-            function that loads a model; or a mapping from labels to these. Labels are training steps, which have to
-            rise, or names. A name that ends in `step{N}` or `checkpoint-{N}`, with a hyphen or `_` or without, is step
-            N, and a list of such names is taken in the order of steps; others are labels as they are.
-            `functools.partial(load_model, name, revision=...)` is read from its files and known by them, as a name is.
-        pairs: (sender, receiver), each (layer, head) or another form of one head, whose K-composition is followed.
-        null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
-            which a median over heads does not average out. See `analyze_heads` for the error of a single z.
-        null_dtype: as for `analyze_heads`.
-        detectors: run the model on repeated sequences, for detector scores and the in-context score.
-        max_se: as for `analyze_heads`. Steps may need unequal numbers of sequences; the in-context score is of 200 at
-            every step.
-        task: also score every checkpoint on a `Task`, or on `"induction"` or `"language"`: `value, value_se` of the
-            summary.
-        blocks: a prompt whose blocks swap by their keys at every checkpoint, with the defaults of
-            `positional_symbolic(mode="key")`: `positional` and, by rotary frequency, `frequencies` of the result. A
-            head without positions has the exclusion index 0 here.
-        folder: where each step is stored as soon as it is measured. A second call with the same settings reads stored
-            steps, if they were measured from the same commit on the hub or the same files. A checkpoint is then loaded
-            only if its weights cannot be identified without loading.
-        n_jobs: worker processes for the null; the tables do not depend on it.
-        seed: of the null, of the sequences and of the simulated medians.
+        checkpoints: a hub model of the Pythia suite; a folder with sub-folders `step{N}` or `checkpoint-{N}`; a list
+            (or generator) of names, folders, models, or pairs (label, checkpoint); or a dict from label to checkpoint.
+            A checkpoint may be a function that loads a model. Labels are rising training steps, or names.
+        pairs: (sender, receiver) pairs of heads, such as ("L0H3", "L1H0"), whose K-composition is followed: how well
+            the sender can feed the receiver's keys.
+        null_draws: random matrices per head, 2 or more; each head has its own. null_dtype: "float32" or "float64".
+        detectors: True also runs the model on repeated sequences, for detectors and the in-context score (loss on the
+            second copy of a segment less that on the first).
+        max_se: these runs stop once all standard errors are below it. None: 200 sequences.
+        task: a `Task`, "induction" or "language" to score at each checkpoint (`value` in the summary).
+        blocks: a `tls.positional.BlockPrompt(prefix, blocks, suffix)` whose blocks are swapped at each checkpoint.
+        folder: keeps a file per checkpoint; the same call resumes from it.
+        n_jobs: worker processes for the null. seed: of the null, of sequences and of simulated medians.
 
     Returns:
-        A `HeadHistory` of DataFrames. Their column `step` holds the labels: whole numbers, or names.
+        A `HeadHistory` of DataFrames with a column `step`: `.heads` (the head tables), `.summary` (a row per step:
+        medians over heads, in-context score in nats per token, task value), `.composition` (a row per pair and step),
+        `.positional` and `.frequencies` (None without `blocks`). `.steps`: the labels; `.track("L0H3")`: one head's
+        rows.
 
     Raises:
-        TypeError: checkpoints or blocks of another kind.
-        ValueError: a `max_se` that is not above 0, no checkpoints, steps that do not rise, labels that come twice,
-            steps mixed with names, models of different shapes, something that is no model, steps of which nothing is
-            known, or a pair whose sender is not in an earlier layer.
-        IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
-        BadHead: a pair of heads that the model does not have.
-        ScoreMismatch, UnsupportedArchitecture, BadWeights: a checkpoint cannot be trusted or read; the message says
-            where.
+        TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that do not rise,
+            repeat or mix steps and names, models of different shapes, or a pair whose sender is not in an earlier
+            layer.
+        IncompatibleCheckpoint: `folder` was made with other settings, or has a step of other weights.
+        BadHead: a head of a pair does not exist.
+        ScoreMismatch, UnsupportedArchitecture, BadWeights: a checkpoint cannot be trusted or read.
 
-    Source: "Fingerprint, Not Blueprint" (FP, section 9).
-
-    What it does not establish: what caused what. A history shows an order, as finely as steps were saved, and not the
-    order of two changes between the same two steps. Names have no order: figures and questions of formation need steps.
-    The in-context score says nothing of copying alone: it falls as well when the first copy gets worse, and late in
-    training it does, as a model that has learned text finds random tokens ever less likely. Read `second_copy_loss`.
+    Not established: that one change caused another. The order is as fine as the saved steps. More: docs/training.md.
     """
     if blocks is not None and not isinstance(blocks, BlockPrompt):
         raise TypeError(
-            "blocks is one tls.positional.BlockPrompt(prefix, blocks, suffix); found "
-            f"{repr(blocks) if isinstance(blocks, str) else type(blocks).__name__}: call positional_symbolic at each "
-            "checkpoint for tasks and lists of prompts"
+            "blocks= needs one tls.positional.BlockPrompt(prefix, blocks, suffix); found "
+            f"{repr(blocks) if isinstance(blocks, str) else type(blocks).__name__}. For tasks and lists of prompts, "
+            "call positional_symbolic at each checkpoint"
         )
     wanted = _checked_pairs(pairs)
     labelled = labelled_checkpoints(checkpoints)
-    if isinstance(labelled, Sequence):  # all of them, before the first is measured
+    if isinstance(labelled, Sequence):  # checked before the first checkpoint is measured
         check_labels([label for label, _ in labelled])
     require_max_se(max_se)
     options: dict[str, Any] = {"null_draws": null_draws, "null_dtype": null_dtype, "seed": seed}
@@ -143,27 +125,33 @@ def head_history(
             list(parts) if isinstance(labelled, Sequence) else parts, description="history", unit="step"
         )
     if not tables:
-        raise ValueError("there are no checkpoints to measure")
+        raise ValueError("checkpoints= is empty: give at least one checkpoint")
     return _joined(dict(zip(labels, tables.values(), strict=True)), seed)
 
 
 def _parts(steps: Iterable[_Step], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
-    """Yield a part per checkpoint, and add its label to `labels`."""
+    """Yield a job for each checkpoint, and append its label to `labels`.
+
+    `measure` is a function from an open model to the checkpoint's table.
+    """
     for step in steps:
         labels.append(step.label)
         check_labels(labels)
         yield Job(step.part, partial(step.measured, measure), step.require_same_model)
         del step
-        gc.collect()  # a generator loads the next one
+        gc.collect()  # frees the model before a generator loads the next one
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A checkpoint of a history.
+    """One checkpoint of a history, as a job.
 
     Attributes:
-        stream: whether a checkpoint that can be read from its files is not loaded.
-        shapes: the shape of each earlier model, by label; all have to be the same.
+        label: training step or name.
+        load: function that loads the model.
+        stream: True reads the checkpoint from its files, where possible, without loading.
+        folder: the resume folder, or None.
+        shapes: shapes of the models so far, by label; all must be equal.
     """
 
     label: Label
@@ -174,18 +162,22 @@ class _Step:
 
     @property
     def part(self) -> str:
-        """The name of its file."""
+        """The name of the checkpoint's file in the resume folder, such as "step512"."""
         return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
     def _opened(self) -> AttentionView | Source:
-        """Return the view of its model, or the source that is read from its files."""
-        gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
+        """Load the checkpoint and return its view, or return its source if it is read from files layer by layer."""
+        gc.collect()  # models hold reference cycles: free the last one before the next is loaded
         with _naming(self.label):
             source = source_of(self.load) if self.stream else None
             return attention_view(self.load()) if source is None or not source.streams else source
 
     def measured(self, measure: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-        """Open and measure it."""
+        """Open the checkpoint and return its table, made by `measure` from the open model.
+
+        With a folder, the attrs `identity` and `weights` identify the checkpoint's weights. Raises ValueError for
+        another shape than the first checkpoint's.
+        """
         opened = self._opened()
         with _naming(self.label):
             table = measure(opened)
@@ -196,43 +188,52 @@ class _Step:
         return table
 
     def require_same_model(self, table: pd.DataFrame) -> None:
-        """Compare a stored table with the checkpoint, which is loaded only if its weights cannot be told otherwise."""
+        """Raise IncompatibleCheckpoint unless a stored table was made from this checkpoint's weights and with its
+        hooks.
+
+        The checkpoint is loaded only if its weights cannot be identified otherwise. Raises ValueError for another
+        shape.
+        """
         stored, identity = table.attrs["identity"], loader_identity(self.load)
         if stored is not None and identity is not None:
             same = stored == identity
         else:
             opened = self._opened()
             same = isinstance(opened, AttentionView) and table.attrs["weights"] == opened.weights_digest()
-            then = table.attrs.get("user_hooks")
-            now = opened.source.get("user_hooks") if isinstance(opened, AttentionView) else then
-            if same and then != now:
+            stored_hooks = table.attrs.get("user_hooks")
+            hooks = opened.source.get("user_hooks") if isinstance(opened, AttentionView) else stored_hooks
+            if same and stored_hooks != hooks:
                 raise IncompatibleCheckpoint(
-                    f"{os.fspath(self.folder or '')} holds {called(self.label)} with other hooks on the model "
-                    f"({then or 'none'} there, {now or 'none'} now): choose another folder"
+                    f"{os.fspath(self.folder or '')} has {called(self.label)} with other hooks on the model "
+                    f"({stored_hooks or 'none'} there, {hooks or 'none'} now): choose another folder"
                 )
         if not same:
             raise IncompatibleCheckpoint(
-                f"{os.fspath(self.folder or '')} holds {called(self.label)} of another model, or of other weights "
+                f"{os.fspath(self.folder or '')} has {called(self.label)} of another model, or of other weights "
                 f"({stored or 'a model in memory'} there, {identity or 'a model in memory'} now): choose another folder"
             )
         self._require_same_shape(table)
 
     def _require_same_shape(self, table: pd.DataFrame) -> None:
-        """Add the shape of the model to `shapes`; refuse a shape other than the first model's."""
+        """Store the model's sizes, from the attrs of `table`, in `shapes`; raise ValueError if they differ from the
+        first model's.
+        """
         self.shapes[self.label] = shape = table.attrs["shape"]
         first, expected = next(iter(self.shapes.items()))
-        # The shape of a model that is read from files lacks what only a loaded one shows.
+        # A model read from files has fewer entries in its shape than a loaded model.
         for name in expected:
             if name in shape and expected[name] != shape[name]:
                 raise ValueError(
-                    f"{called(self.label)} is of another architecture than {called(first)}: {name} {shape[name]}, "
-                    f"there {expected[name]}; a history is of one model"
+                    f"{called(self.label)} has another architecture than {called(first)}: {name} {shape[name]}, there "
+                    f"{expected[name]}; give checkpoints of one model"
                 )
 
 
 @contextmanager
 def _naming(label: Label) -> Iterator[None]:
-    """Say in errors which checkpoint they are about."""
+    """Put the checkpoint's label, such as "step 5: ", in front of the message of errors raised inside the `with` block.
+    TypeError becomes ValueError.
+    """
     try:
         yield
     except TlspectralError as error:
@@ -242,29 +243,38 @@ def _naming(label: Label) -> Iterator[None]:
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[LayerHead, LayerHead]]:
+    """Return (sender, receiver) pairs of heads as ((layer, head), (layer, head)).
+
+    Raises BadHead for something that is not a pair of heads, ValueError for a sender that is not in an earlier layer.
+    """
     if are_columns(pairs):
         raise BadHead(
-            f"pairs, a {type(pairs).__name__} of two lists or arrays, has two readings: senders beside their "
-            "receivers, or two pairs. Write list(zip(senders, receivers)) for the first, a list of tuples for the other"
+            f"pairs=, a {type(pairs).__name__} of two lists or arrays, has two readings: (senders, receivers), or two "
+            "pairs. Write list(zip(senders, receivers)) for the first, a list of tuples for the second"
         )
     checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
-    # What counts from the end is compared once a model says how many layers it has.
+    # Negative layers count from the end: their order is checked once a model is open.
     require_order(pair for pair in checked if (pair[0][0] < 0) == (pair[1][0] < 0))
     return checked
 
 
 def _joined(steps: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
-    """Return the tables of all steps, with the facts that are the same at all of them."""
+    """Join the tables of all checkpoints into a `HeadHistory`. `steps` has, by label, one table with all tables of the
+    checkpoint.
+
+    Attrs that are equal at all steps are kept once, other attrs by step in `attrs["checkpoints"]`. `seed` is that of
+    the simulated medians.
+    """
     tables = {label: unbundled(table) for label, table in steps.items()}
     facts = {
         label: {name: value for name, value in table.attrs.items() if name not in _STORED}
         for label, table in steps.items()
     }
-    first, *others = facts.values()
+    first, *later = facts.values()
     common = {
         name: value
         for name, value in first.items()
-        if name not in _OF_A_STEP and all(name in of_step and of_step[name] == value for of_step in others)
+        if name not in _OF_A_STEP and all(name in of_step and of_step[name] == value for of_step in later)
     }
     common["checkpoints"] = [
         {"step": label} | {name: value for name, value in of_step.items() if name not in common}

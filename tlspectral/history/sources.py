@@ -1,7 +1,4 @@
-"""What `head_history` accepts as checkpoints: names, folders, hub models, models, as (label, function) pairs.
-
-A function loads its model when it is called.
-"""
+"""Checkpoints for `head_history`: each is a label and a function that loads the model."""
 
 from __future__ import annotations
 
@@ -28,45 +25,57 @@ Label = int | str
 PYTHIA_STEPS = (
     0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 48000, 64000, 96000, 128000, 143000,
 )  # fmt: skip
-"""The 22 checkpoints of Pythia in FP section 9; a step is 1024 x 2048 tokens."""
+"""The 22 Pythia checkpoints in section 9 of "Fingerprint, Not Blueprint"; a step is 1024 x 2048 tokens."""
 
-_STEP_NAME = re.compile(r"(?:step|checkpoint-)(0|[1-9]\d*)")  # of the folder or revision of a training step
-_STEP_LABEL = re.compile(r"(?:step|checkpoint)[-_]?(0|[1-9]\d*)")  # the same, and as other programs write it
+_STEP_NAME = re.compile(r"(?:step|checkpoint-)(0|[1-9]\d*)")  # folder or revision of a training step
+_STEP_LABEL = re.compile(r"(?:step|checkpoint)[-_]?(0|[1-9]\d*)")  # also as other programs write it
 _NUMBER_ALONE = re.compile(r"[+-]?[\d.]+")
 
 
 def suite_checkpoints(
     suite: str | os.PathLike[str], steps: Iterable[int] | None = None
 ) -> list[tuple[int, Callable[[], Any]]]:
-    """List the training steps of a hub model, or of a folder with sub-folders `step{N}` or `checkpoint-{N}`.
+    """List the training steps of a hub model or folder, as pairs (step, function that loads the model).
 
-    Each is a function that loads its model. Files are fetched into the hub's cache as `load_model` does, and stay
-    there: the 22 steps of a model take 22 times its size on disk.
+    Use it to choose steps for `head_history`. Nothing is loaded until a function is called.
+
+        steps = tls.history.suite_checkpoints("EleutherAI/pythia-70m", [0, 512, 143000])
+        history = tls.head_history(steps, detectors=False, folder="pythia")
+
+    Files are downloaded to the hub's cache and stay there: the 22 steps of a model take 22 times its size on disk.
 
     Args:
-        suite: folder, or hub id of a model of the Pythia or stanford-crfm suites.
-        steps: training steps, rising. None for all that the folder has, or the 22 of `PYTHIA_STEPS` of a Pythia model.
+        suite: a folder with sub-folders `step{N}` or `checkpoint-{N}`, or the hub id of a Pythia or stanford-crfm
+            model.
+        steps: training steps, rising. Default: all steps in the folder, or the 22 of the paper for a Pythia model (0,
+            1, 2, 4, ..., 512, 1000, ..., 143000).
+
+    Returns:
+        A list of (step, load): the training step as an int, and a function without arguments that returns the
+        TransformerBridge of that step.
 
     Raises:
-        FileNotFoundError: a path that leads nowhere, or a step that the folder does not have.
-        ValueError: a folder without checkpoints, or a hub model of which it is not known how it names its steps or,
-            without `steps`, which there are. The hub reports a step that is missing there when it is loaded.
+        FileNotFoundError: the path, or a step in the folder, does not exist.
+        ValueError: the folder has no checkpoints, or the steps of the hub model are not known. A step that is missing
+            on the hub raises an error when it is loaded.
 
-    What it does not establish: that the hub still has them, unchanged; the table's `attrs` hold the weights' hash and
-    the commit.
+    Not established: that the hub still has these files, unchanged. The `attrs` of tables hold the hash of the weights
+    and the commit.
     """
     name, folder = os.fspath(suite), Path(suite).expanduser()
     if steps is None and folder.is_dir():
         matches = (_STEP_NAME.fullmatch(inner.name) for inner in folder.iterdir() if inner.is_dir())
         steps = sorted(int(match[1]) for match in matches if match)
         if not steps:
-            raise ValueError(f"{folder} has no sub-folder step{{N}} or checkpoint-{{N}}")
+            raise ValueError(
+                f"{folder} has no sub-folder step{{N}} or checkpoint-{{N}}: give the folder above the checkpoints"
+            )
     elif steps is None:
         find_source(name)
         if not name.lower().split("/")[-1].startswith("pythia"):
             raise ValueError(
-                f"it is not known which training steps of {name} there are: give history.suite_checkpoints(name, "
-                "steps), or (label, checkpoint) pairs"
+                f"the training steps of {name} are not known: give history.suite_checkpoints({name!r}, steps), or "
+                "(label, checkpoint) pairs"
             )
         steps = PYTHIA_STEPS
     chosen = [int(step) for step in steps]
@@ -76,16 +85,18 @@ def suite_checkpoints(
 
 
 def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], Any]]]:
-    """Return (label, function) pairs of what `head_history` is given; of paths to training steps in the order of steps.
+    """Return (label, function that loads the model) pairs from the user's `checkpoints`: a name, a folder, a dict or a
+    list.
 
-    A generator's checkpoints are made one by one, and no label is checked.
+    Paths to training steps are sorted by step. A generator's checkpoints are made one by one. Labels are not checked.
+    Raises TypeError for another type.
     """
     if isinstance(checkpoints, str | os.PathLike):
         return suite_checkpoints(checkpoints)
     if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
         raise TypeError(
-            "checkpoints are the hub name of a suite, a folder, a list of names, folders, models or (label, "
-            f"checkpoint) pairs, or checkpoints by step; found {type(checkpoints).__name__}: put one model into a list"
+            "checkpoints= needs the hub name of a suite, a folder, a dict by step, or a list of names, folders, models "
+            f"or (label, checkpoint) pairs; found {type(checkpoints).__name__}: put a single model into a list"
         )
     if isinstance(checkpoints, Mapping):
         checkpoints = list(checkpoints.items())
@@ -95,13 +106,15 @@ def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], A
     listed = list(labelled)
     if all(isinstance(item, str | os.PathLike) for item in checkpoints):
         steps = [label for label, _ in listed if isinstance(label, int)]
-        if len(steps) == len(listed):  # of paths as a glob sorts them, step10 before step9
+        if len(steps) == len(listed):  # a glob sorts step10 before step9
             listed.sort(key=lambda pair: pair[0])
     return listed
 
 
 def source_of(load: Callable[[], Any]) -> Source | None:
-    """Return what `partial(load_model, name)` reads, also at a revision or step; None of other functions."""
+    """Return the source (name, revision and files) that `partial(load_model, name, ...)` reads; None for other
+    functions.
+    """
     if not isinstance(load, partial) or load.func is not load_model or not load.args:
         return None
     named = isinstance(load.args[0], str | os.PathLike) and load.keywords.keys() <= {"revision", "checkpoint"}
@@ -109,7 +122,10 @@ def source_of(load: Callable[[], Any]) -> Source | None:
 
 
 def loader_identity(load: Callable[[], Any]) -> str | None:
-    """Return what names the weights without loading them; None of a function, and of what this package holds."""
+    """Return a text that identifies the weights that `load` would load, without loading them.
+
+    It has the commit of a hub model or the hash of local files. None for functions of other kinds and packaged models.
+    """
     source = source_of(load)
     if source is None or source.kind == "tiny":
         return None
@@ -119,15 +135,19 @@ def loader_identity(load: Callable[[], Any]) -> str | None:
 
 
 def check_labels(labels: Sequence[Any]) -> None:
-    """Refuse labels that are neither rising training steps nor names that differ."""
+    """Raise ValueError unless all labels of checkpoints are rising training steps (whole numbers), or all are different
+    names.
+    """
     named = [isinstance(label, str) and _NUMBER_ALONE.fullmatch(label) is None for label in labels]
     for label, is_name in zip(labels, named, strict=True):
         if not is_name and (isinstance(label, bool) or not isinstance(label, Integral) or int(label) < 0):
-            raise ValueError(f"{label!r:.80} is no training step: give whole numbers from 0 up, or names for all")
+            raise ValueError(
+                f"{label!r:.80} is not a training step: give whole numbers from 0 up, or a name for each checkpoint"
+            )
     if any(named) and not all(named):
         raise ValueError(
-            f"{labels[named.index(True)]!r} is a name and {labels[named.index(False)]} a training step: give "
-            "(label, checkpoint) pairs, with steps for all or names for all"
+            f"{labels[named.index(True)]!r} is a name, but {labels[named.index(False)]} is a training step: give "
+            "(label, checkpoint) pairs, all with steps or all with names"
         )
     for place, label in enumerate(labels):
         if label in labels[:place]:
@@ -139,12 +159,15 @@ def check_labels(labels: Sequence[Any]) -> None:
 
 
 def called(label: Label) -> str:
-    """Return how messages call a checkpoint: `step 5`, or its name in quotes."""
+    """Return the name of a checkpoint for messages: "step 5", or the label itself in quotes."""
     return repr(label) if isinstance(label, str) else f"step {label}"
 
 
 def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
-    """Return the label of an item, and the function that loads its model."""
+    """Return the label and the loader of an entry of `checkpoints`: a name, folder, model, or pair (label, checkpoint).
+
+    The loader is a function without arguments that returns the model. Raises TypeError or ValueError for another entry.
+    """
     if isinstance(item, tuple | list) and len(item) == 2:
         label, checkpoint = item
         label = int(label) if isinstance(label, Integral) and not isinstance(label, bool) else label
@@ -158,22 +181,22 @@ def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
         label, checkpoint = _label(whole, last), item
     else:
         raise TypeError(
-            f"found {type(item).__name__} among the checkpoints: give names, folders, models, or (label, checkpoint) "
-            "pairs"
+            f"checkpoints= has an object of type {type(item).__name__}: give names, folders, models, or (label, "
+            "checkpoint) pairs"
         )
     if isinstance(checkpoint, str | os.PathLike):
         return label, partial(load_model, os.fspath(checkpoint))
-    if isinstance(checkpoint, nn.Module):  # a model is callable, too
+    if isinstance(checkpoint, nn.Module):  # before `callable`: a model is callable, too
         return label, lambda: checkpoint
     if not callable(checkpoint):
         raise ValueError(
-            f"{called(label)}: found {type(checkpoint).__name__}, which is neither a model nor its name nor a function "
-            "that loads one"
+            f"{called(label)}: found {type(checkpoint).__name__}; give a model, its name, or a function that loads it"
         )
     require_call(checkpoint, (), f"what loads the checkpoint {label!r}")
     return label, checkpoint
 
 
 def _label(name: str, last_part: str) -> Label:
+    """Return the training step in `last_part`, such as 512 for "step512"; else the whole `name`."""
     match = _STEP_LABEL.fullmatch(last_part)
     return name if match is None else int(match[1])

@@ -1,4 +1,4 @@
-"""Parts and edges of a running model taken away by forward hooks: ablations, sweeps, edges, one score as a sum."""
+"""Ablations by forward hooks (parts of heads, edges, circuits), sweeps over heads, and one score written as a sum."""
 
 from typing import TYPE_CHECKING
 
@@ -42,4 +42,4 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)
-"""A function is imported when it is first used: an ablation needs neither tasks nor statistics."""
+"""Names are imported at first use, because `ablate` alone needs neither tasks nor statistics."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.errors import EditNotHonored
+from tlspectral.errors import EditNotHonored, shown
 from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges.receiving import EdgeReceiver, EdgeRun, EdgeSender
@@ -42,9 +42,9 @@ def ablate(
     into: Receivers | None = None,
     task: Any = None,
 ) -> AbstractContextManager[Any]:
-    """Remove a part of the given heads inside a context; the model is as before when the context ends.
+    """Remove a part of some heads inside a `with` block.
 
-    Example: in a model with an induction circuit, the previous-token head acts by the keys of the induction heads.
+    Use it to see what a model does without the part: its text, its loss, or the attention of later heads.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -54,72 +54,33 @@ def ablate(
     ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
     1.7
 
-    `tlspectral.hooks.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
-    `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
-    `LongRange`, `Content`, `Position` and `Interaction`. The name says what is removed.
-
-    With C the part of a score that is even in the offset of its tokens, `"symmetric"` is (C + C^T)/2 and
-    `"antisymmetric"` (C - C^T)/2. Under rotary positions these are the parts of the operator as it acts at each
-    distance, and with Im(M_t) they sum to the score; `"symmetric_static"` and `"antisymmetric_static"` are the parts of
-    the matrix M at distance 0, which do not (`parts.Symmetric`).
-
-    `generate`, `generate_stream` and `hf_generate` run without their key/value cache inside the context, whatever
-    `use_past_kv_cache` says: the cache holds keys of earlier positions alone, and a part needs the queries too. The
-    text is the same.
-
-    Biases, ALiBi, windows and masks stay as they are, unless a part's `include_bias` adds the bias terms. Works with
-    `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks that edit queries and
-    keys, which it then sees. Two contexts on different heads act like one on both. A second context on the same head is
-    refused, on every backend, unless the two provably add up: M_S, M_A and Im(M_t) of one head, or rotary pairs of
-    which none is in both, where the layer exposes its scores and has no softcap; or other positions (`at`). Ctrl-C
-    leaves nothing on the model. Heads, part, receivers and task are checked at the call, the model as the context
-    begins; a context that is never entered warns. A copy of the model that is made inside the context cannot be run:
-    copy it outside.
-
-    **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the receivers read. What
-    removing the part changes of the residual stream is measured at the heads, the norm behind an attention held at its
-    scale in the run, and taken out of the receivers' input, their own norms taken again. Only the direct path is cut:
-    what layers in between made of the part stays. The gate of a gated attention (AFMoE, Qwen3-Next) reads what the
-    queries read, and belongs to their receiver. Keys and values that a group shares are one receiver (`L18KV2.k`), so
-    are the keys and values of all heads of latent attention (`L3KV0.k`); where it is given by one of its heads
-    (`L18H6.k`), a warning names the others that it reaches. Source: path patching (Goldowsky-Dill et al. 2023, section
-    2), here with a part of a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
+    After the block the model is as before, also after an exception. Everything inside the block sees the ablation:
+    calls, `generate` (it runs without key/value cache there), gradients and your own hooks.
 
     Args:
-        model: a TransformerBridge or HookedTransformer; the context's `as` target.
-        heads: "L5H1", (5, 1), a table row, "L5" for all heads of a layer, a list of these over any layers, or a
-            DataFrame with `layer` and `head`; an empty list changes nothing.
-        part: what is removed: a value of `tlspectral.hooks.parts`, or one without settings by name or symbol.
-        into: receivers, `"L18H6.q"`, `"L18KV2.k"`, a list of them or `{"k": heads}`, each in a later layer than all of
-            `heads`. None: no edge; the part is removed from the model.
-        task: the prompts that the context runs, all at once: of a part with `at`, whose positions count from the end of
-            each prompt or have a name; or of an `Output`, which takes from them, or from their pairs if it has no
-            `replace` and they have pairs. Prompts stand from the first token of the run on, as in `evaluate`.
+        model: a TransformerBridge or HookedTransformer.
+        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a table row, a list of these, or a DataFrame with the
+            columns `layer` and `head`. An empty list changes nothing.
+        part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output", or a value of `tls.parts`.
+        into: receivers, that is queries, keys or values of later layers than `heads`: "L18H6.q", "L18KV2.k" (keys that
+            heads share), a list of these, or `{"k": heads}`. Only their input loses the part. Default: the whole model.
+        task: prompts, needed for a part with a negative or named `at`, and for an `Output` that takes its values from
+            the task. Run all prompts of the task in one batch.
+
+    Returns:
+        A context manager. `with ... as` gives the same model; there is no table.
 
     Raises:
-        BadHead: a head or a receiver that does not exist.
-        UnsupportedArchitecture: a `RopePhase` or `Band` on a layer without rotary positions; or an edge over layers
-            whose residual stream is no sum of what heads and MLPs write.
-        ValueError: an unknown part, one with settings that is given by name, frequencies that do not exist, a reference
-            that the model cannot read or that looks padded, blocks of unequal length, a task that is not of the prompt
-            of a part in blocks, or a receiver that reads before a head writes.
-        EditNotHonored: the model discards the edit, or its scores are not what the operators give; the model is given a
-            key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
-            inside the context, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
-            thread opens a context on the model or runs it while a context is open.
-        EditNotHonored, as the context begins: another open context removes a part of one of these heads, and the two
-            need not add up.
-        EditNotHonored, for an edge, as the model runs: a later hook edits z or the output of attention at a head; a
-            receiver does not read the residual stream as the operators do; the pass skips a head (as a sweep does); or
-            two open contexts have one receiver.
-        ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
-            3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
-            to resample that are of another length; tokens that differ from the prompt of a part in blocks; or no
-            query behind the blocks, or one that does not see all of them.
+        BadHead: a head or receiver does not exist.
+        ValueError: the part is unknown, lacks a setting, or does not fit the model, the task or the run; or a receiver
+            reads before a head writes.
+        UnsupportedArchitecture: the part needs rotary positions and the layer has none; or, with `into`, the residual
+            stream is not the sum of what heads and MLPs write.
+        EditNotHonored: the model ignores the edit, a key/value cache is in use, or other hooks or blocks conflict.
 
-    What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
-    size. An edge without effect does not say that the head does not matter to the receiver: paths over other heads and
-    MLPs are not cut.
+    Not established: that training needed the part. Parts differ in size: compare with
+    `ablation_sweep(control="random")`. With `into`, other paths stay, so an edge without effect does not show that the
+    head is useless to the receiver. More: docs/parts.md, docs/wiring.md
     """
     return _context(model, _checked(model, heads, part, into, task))
 
@@ -127,17 +88,17 @@ def ablate(
 @uninterrupted_context(
     "`tls.ablate` made a context that was never entered, so nothing is removed: write `with tls.ablate(...):`"
 )
-def _context(model: Any, asked: _Asked) -> Iterator[Any]:
-    with exclusive(asked.view.model, asked=asked):
+def _context(model: Any, request: _Request) -> Iterator[Any]:
+    with exclusive(request.view.model, asked=request):
         with interruptible():
-            asked.require_apart([other for other in open_contexts(model) if other is not asked])
-            hooks = asked.hooks()
-        # An edited pattern is handed on to all that reads it, hooks that were there before among them. Embeddings
-        # are read as the tokens of the run give them, before other hooks change them.
+            request.require_apart([other for other in open_contexts(model) if other is not request])
+            hooks = request.hooks()
+        # Hooks on the pattern act before hooks that were placed earlier, which then see the edited pattern. Hooks on
+        # the embedding see the tokens of the run before other hooks change the embedding.
         ahead = {name for name, _ in hooks if name.endswith(("hook_pattern", "hook_embed"))}
         # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
         generating = generating_without_cache(model)
-        with hooks_on(model, asked.view.hook_points, hooks, ahead=ahead), methods_replaced(model, generating):
+        with hooks_on(model, request.view.hook_points, hooks, ahead=ahead), methods_replaced(model, generating):
             yield model
 
 
@@ -149,70 +110,97 @@ def ablation_hooks(
     into: Receivers | None = None,
     task: Any = None,
 ) -> list[tuple[str, Callable[..., Any]]]:
-    """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
+    """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list.
 
-    Printed, the list is a line a hook: its hook point, the heads, and what is read or replaced there. They keep a run's
-    queries and keys between the hook points of one layer, so use a list in one run at a time. As TransformerLens adds
-    and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses a second one.
+    Use it where TransformerLens takes hooks, such as `run_with_hooks`. In other cases `ablate` is simpler.
+
+    >>> import tlspectral as tls, torch
+    >>> model = tls.load_model("tiny-rope")
+    >>> tokens = torch.arange(8)[None]
+    >>> hooks = tls.ablation_hooks(model, "L0H3", "output")
+    >>> hooks
+    blocks.0.attn.hook_z: L0H3, output replaced by zeros
+    >>> bool((model.run_with_hooks(tokens, fwd_hooks=hooks) != model(tokens)).any())
+    True
 
     Args:
-        model, heads, part, into, task: as in `ablate`.
+        model: a TransformerBridge or HookedTransformer. Run the hooks on this model.
+        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a table row, a list of these, or a DataFrame with the
+            columns `layer` and `head`.
+        part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output", or a value of `tls.parts`.
+        into: receivers such as "L18H6.q", "L18KV2.k" or `{"k": heads}`: only their input loses the part. Default: the
+            whole model loses it.
+        task: prompts, for a part that takes positions or replacement values from them. Default: None.
 
     Returns:
-        Pairs of a hook point's name and a hook, in the order in which they act.
+        A list of pairs (name of a hook point, hook), in the order in which the hooks act. Printed, it has a line per
+        hook: the hook point, the heads, and what the hook reads or replaces.
 
-    Example:
-        >>> import tlspectral as tls, torch
-        >>> model = tls.load_model("tiny-rope")
-        >>> tokens = torch.arange(8)[None]
-        >>> hooks = tls.ablation_hooks(model, "L0H3", "output")
-        >>> hooks
-        blocks.0.attn.hook_z: L0H3, output replaced by zeros
-        >>> bool((model.run_with_hooks(tokens, fwd_hooks=hooks) != model(tokens)).any())
-        True
+    Raises:
+        BadHead: a head or receiver does not exist.
+        ValueError: the part is unknown, lacks a setting or does not fit the model or the task; or a receiver reads
+            before a head writes.
+        UnsupportedArchitecture: the layer does not have this part, or its residual stream is not the sum of its writes.
+        EditNotHonored: the model ignores the edit. A run raises it if a key/value cache is in use or another hook edits
+            what the ablation needs.
+
+    Not established: that the part matters; see `ablate`. Use one list in one run at a time and in one thread, because
+    the hooks keep queries and keys of a run. `ablate` refuses a second thread; this list does not.
     """
-    asked = _checked(model, heads, part, into, task)
-    return _Hooks(asked, asked.hooks())
+    request = _checked(model, heads, part, into, task)
+    return _Hooks(request, request.hooks())
 
 
-def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> _Asked:
-    """Return what is asked of `ablate`, with all that can be checked without a run of the model.
+def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> _Request:
+    """Check the arguments of `ablate` as far as possible without a run of the model, and return them as a `_Request`.
 
-    Raises BadHead, ValueError, TypeError, UnsupportedArchitecture.
+    `into` are the receivers whose input loses the part; None: the whole model loses it. `task` is a `Task`, a task's
+    name or None. Raises BadHead, ValueError, TypeError, UnsupportedArchitecture.
     """
     removed, view = part_of(part), attention_view(model)
     if task is not None:
         removed = removed.fixed(view, task_sequences(view, task_of(task)))
     if isinstance(removed.at, str):
-        raise ValueError(f"at={removed.at!r} is a name of a position of a task: give task=")
+        raise ValueError(f"at={shown(removed.at)} names a position of a task: give task= too")
     if removed.at is not None and int(torch.as_tensor(removed.at).min()) < 0:
         raise ValueError(
-            f"at={removed.at!r} counts from the end of each prompt, which a run does not show: give task=, or count "
-            "from the first token"
+            f"at={shown(removed.at)} counts from the end of each prompt, and a run does not show where prompts end: "
+            "give task= too, or count from the first token"
         )
     by_layer = heads_by_layer(view, heads)
     if into is None:
-        return _Asked(view, by_layer, removed, None)
+        return _Request(view, by_layer, removed, None)
     require_stream(view)
     ends = reached(view, into)
     refuse_order(by_layer, ends)
-    return _Asked(view, by_layer, removed, ends)
+    return _Request(view, by_layer, removed, ends)
 
 
 class _Hooks(list[Hook]):
-    """A `fwd_hooks` list that prints a line a hook: its hook point, the heads, and what is read or replaced there."""
+    """A `fwd_hooks` list of pairs (hook point, hook) that `ablation_hooks` returns.
 
-    def __init__(self, asked: _Asked, hooks: Iterable[Hook]):
+    Printed, it has a line per hook: hook point, heads, and what the hook reads or replaces.
+    """
+
+    def __init__(self, request: _Request, hooks: Iterable[Hook]):
         super().__init__(hooks)
-        self._asked = asked
+        self._request = request
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name}: {self._asked.said_of(hook)}" for name, hook in self) or "[]"
+        return "\n".join(f"{name}: {self._request.description_of(hook)}" for name, hook in self) or "[]"
 
 
 @dataclass(frozen=True, repr=False)
-class _Asked:
-    """A part to remove from heads, by layer: in the whole model, or in what the receivers `ends` (`Reached`) read."""
+class _Request:
+    """The checked arguments of one `ablate` call: which part is removed from which heads.
+
+    Attributes:
+        view: the model.
+        by_layer: dict from layer to the heads that lose the part.
+        part: the part of a head that is removed.
+        ends: the receivers (queries, keys or values of heads) whose input loses the part; None: the whole model loses
+            it.
+    """
 
     view: AttentionView
     by_layer: dict[int, list[int]]
@@ -231,33 +219,41 @@ class _Asked:
         named = ", ".join(heads[:_NAMED]) or "no head"
         return named + (f" and {len(heads) - _NAMED} others" if len(heads) > _NAMED else "")
 
-    def said_of(self, hook: Callable[..., Any]) -> str:
-        """Return what one of the hooks does. A hook that returns nothing changes nothing."""
+    def description_of(self, hook: Callable[..., Any]) -> str:
+        """Return text on one hook of this request: its heads, and what it reads or removes, such as "L0H3, read"."""
         while isinstance(hook, partial | OfQueries):
             hook = hook.func if isinstance(hook, partial) else hook.hook
         owner = getattr(hook, "__self__", None)
-        owner = getattr(owner, "ablation", owner)  # of a sender
+        owner = getattr(owner, "ablation", owner)  # an EdgeSender holds its ablation
         if not isinstance(owner, HeadCapture):
-            return "drops what an earlier run has left"
+            return "drops activations that an earlier run left"
+        # A hook that returns None changes no activation.
         if hook.__annotations__["return"] in (None, "None"):
-            return f"{owner.said}, read"
+            return f"{owner.head_names}, read"
         removed = self.part.in_words("" if isinstance(owner, LayerAblation) else f" of {self._heads()}")
-        return f"{owner.said}, {removed}"
+        return f"{owner.head_names}, {removed}"
 
-    def require_apart(self, others: Iterable[_Asked]) -> None:
-        """Refuse a head of which another open context removes a part that need not add up. Raises EditNotHonored."""
+    def require_apart(self, others: Iterable[_Request]) -> None:
+        """Raise EditNotHonored if another open `ablate` block removes a part of one of these heads.
+
+        `others` are the requests of the open blocks. Two blocks on one head are allowed if `_add_up` says that removing
+        their parts one after the other equals removing both at once.
+        """
         for other in others:
             for layer, heads in self.by_layer.items():
                 both = {*heads} & {*other.by_layer.get(layer, ())}
                 whole = self.ends is None and other.ends is None
                 if both and whole and not _add_up(self.view, layer, self.part, other.part):
                     raise EditNotHonored(
-                        f"{head_name(layer, min(both))}: {other} is open, and {self.part.name} that a second context "
-                        "takes from this head need not add up with that: close the first context"
+                        f"{head_name(layer, min(both))}: {other} is open. Removing {self.part.name} from the same head "
+                        "in a second context may not add up with it: close the first context"
                     )
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks, after runs that prove that they act."""
+        """Return the `fwd_hooks` list that removes the part from these heads, or only from the receivers' input.
+
+        First, short runs of the model prove that such an edit changes the logits. Raises EditNotHonored if it does not.
+        """
         view, ends = self.view, self.ends
         ablations = [
             LayerAblation(view, view.layer(index), self.by_layer[index], bound)
@@ -268,8 +264,8 @@ class _Asked:
         if not ablations or not ends:
             return []
         last = max(end.receiver.layer for end in ends)
-        require_writes(view, range(min(one.layer.layer for one in ablations), last))
-        run = EdgeRun({one.layer.layer: one.heads for one in ablations})
+        require_writes(view, range(min(ablation.layer.layer for ablation in ablations), last))
+        run = EdgeRun({ablation.layer.layer: ablation.heads for ablation in ablations})
         warn_of_other_heads(ends)
         # Every run from token ids passes the embedding first.
         hooks: list[Hook] = [("hook_embed" if "hook_embed" in view.hook_points else "embed.hook_out", run.forget)]
@@ -283,32 +279,40 @@ class _Asked:
 
 
 _SUMMANDS = {"symmetric", "antisymmetric", "rope_phase"}
-"""Parts of which different ones have nothing in common: together they are the score."""
+"""Parts that add up to the score, so removing two of them one after the other equals removing both at once."""
 _NAMED = 6  # heads in a message
 
 
-def _add_up(view: AttentionView, layer: int, one: Part, other: Part) -> bool:
-    """Return whether parts of one head that are removed one after the other are removed as both are at once."""
-    kinds = {one.acts_on, other.acts_on}
+def _add_up(view: AttentionView, layer: int, part: Part, second_part: Part) -> bool:
+    """Return True if removing two parts of one head one after the other equals removing both at once.
+
+    `layer` is the layer of the head. True for different parts out of M_S, M_A and Im(M_t), for parts at different
+    positions, and for different rotary frequencies.
+    """
+    kinds = {part.acts_on, second_part.acts_on}
     if kinds == {"z"}:
-        return _apart(one.at, other.at)
+        return _apart(part.at, second_part.at)
     if "z" in kinds or "scores" not in view.hook_names(layer):
         return False
-    if _apart(one.at, other.at):
+    if _apart(part.at, second_part.at):
         return True
+    # A softcap is applied to the sum, so changes of capped scores do not add up.
     if kinds != {"scores"} or view.raw(layer).softcap is not None:
         return False
-    if one.name != other.name and {one.name, other.name} <= _SUMMANDS:
+    if part.name != second_part.name and {part.name, second_part.name} <= _SUMMANDS:
         return True
-    first, second = (getattr(part, "frequencies", None) for part in (one, other))
+    first, second = (getattr(removed, "frequencies", None) for removed in (part, second_part))
     if first is None or second is None or not all(type(pair) is int for pair in (*first, *second)):
         return False
     return not {*first} & {*second}
 
 
-def _apart(one: Any, other: Any) -> bool:
-    """Return whether two positions, of all prompts or one for each, are nowhere the same; None is everywhere."""
-    if one is None or other is None:
+def _apart(first: Any, second: Any) -> bool:
+    """Return True if two `at` values of parts have no token position in common in any prompt.
+
+    Each is one position for all prompts, one per prompt, or None for all positions.
+    """
+    if first is None or second is None:
         return False
-    one, other = (torch.as_tensor(at).reshape(-1) for at in (one, other))
-    return (len(one) == len(other) or 1 in (len(one), len(other))) and not bool((one == other).any())
+    first, second = (torch.as_tensor(at).reshape(-1) for at in (first, second))
+    return (len(first) == len(second) or 1 in (len(first), len(second))) and not bool((first == second).any())

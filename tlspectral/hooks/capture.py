@@ -1,4 +1,4 @@
-"""What hooks hold of some heads of one layer during a run: queries, keys, values, and the scores and z they give."""
+"""`HeadCapture`: activations of some heads of one layer during a run, and the scores and z computed from them."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -22,12 +22,15 @@ from tlspectral.selection import head_name
 
 @dataclass(repr=False)
 class HeadCapture:
-    """Heads of one layer, and the activations that hooks share within a run.
+    """Base class of hooks on some heads of one layer: it keeps activations of a run for later hooks of the same run.
 
     Attributes:
-        stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
-            may recur) stands for the i-th copy alone.
-        seen: activations that the hooks of a run have captured so far, by thread.
+        view: the model.
+        layer: the layer's weights, norms folded in.
+        heads: indices of query heads of the layer.
+        stacked: True if the batch is len(heads) copies of one batch, one after the other. The i-th entry of `heads` is
+            then read and edited only in the i-th copy. A head may stand in `heads` several times.
+        seen: activations kept so far in this run: dict from thread to dict from short name of the hook point to tensor.
     """
 
     view: AttentionView
@@ -37,39 +40,48 @@ class HeadCapture:
     seen: dict[int, dict[str, Tensor]] = field(default_factory=dict, kw_only=True)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.said})"
+        return f"{type(self).__name__}({self.head_names})"
 
     @property
-    def said(self) -> str:
-        """The heads by name."""
+    def head_names(self) -> str:
+        """Names of the heads, joined by commas: "L5H1, L5H3"."""
         return ", ".join(head_name(self.layer.layer, head) for head in self.heads)
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of the layer's hook points, by what passes there."""
+        """Dict from short names ("query", "scores", "z", ...) to the full names of the layer's hook points."""
         return self.view.hook_names(self.layer.layer)
 
     def holders(self, *points: str) -> list[Hook]:
-        """Return hooks that hold what passes these points, where the layer has them."""
+        """Return hooks that keep the activations at these hook points, given by short names.
+
+        Points that the layer lacks are left out.
+        """
         names = self.names
         return [(names[point], partial(self.hold, point)) for point in points if point in names]
 
     def hold(self, point: str, activation: Tensor, hook: Any = None) -> None:
-        """Keep an activation of this run for a later hook."""
+        """Keep an activation of this run under the short name of its hook point, `point`."""
         self.seen.setdefault(get_ident(), {})[point] = activation
 
     def taken(self, point: str) -> Tensor:
-        """Return an activation that was held, and forget it. Raises EditNotHonored where it was not seen."""
+        """Return an activation that `hold` kept under the short name `point`, and forget it.
+
+        Raises EditNotHonored if `hold` was not called in this run.
+        """
         seen = self.seen.get(get_ident(), {})
         if point not in seen:
             raise EditNotHonored(
-                f"layer {self.layer.layer}: the {point} of this run was not seen: some of the ablation's hooks were "
-                "taken off the model and some left; call model.reset_hooks() and put them on again"
+                f"layer {self.layer.layer}: the hook on {point} did not run: some hooks of the ablation were taken off "
+                "the model and others left on; call model.reset_hooks() and put all of them on again"
             )
         return seen.pop(point)
 
     def selected(self, whole: Tensor, heads: list[int] | None = None, *, heads_axis: int) -> Tensor:
-        """Select the heads of a tensor. In a stacked batch, head i is taken from copy i."""
+        """Return the entries of some heads of the tensor `whole` along `heads_axis`. Default: this object's heads.
+
+        In a stacked batch, take the i-th head from the i-th copy of the batch.
+        """
         heads = self.heads if heads is None else heads
         copy, head = head_indices(tuple(heads), whole.device)
         if not self.stacked:
@@ -77,7 +89,10 @@ class HeadCapture:
         return whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)[copy, head].movedim(0, heads_axis)
 
     def with_replaced(self, whole: Tensor, replacement: Tensor, *, heads_axis: int) -> Tensor:
-        """Return a copy of `whole` with the heads replaced."""
+        """Return a copy of `whole` in which this object's heads have the values `replacement`.
+
+        `replacement` has the shape that `selected` returns, `heads_axis` is the axis of heads.
+        """
         edited, (copy, head) = whole.clone(), head_indices(tuple(self.heads), whole.device)
         if not self.stacked:
             edited.movedim(heads_axis, 0)[head] = replacement.movedim(heads_axis, 0)
@@ -87,20 +102,25 @@ class HeadCapture:
         return edited
 
     def scores_of_run(self) -> HeadScores:
-        """Return the heads' scores of this run from its queries, keys and rotation, which are then forgotten."""
+        """Return the heads' scores, computed from the kept queries, keys and rotation of this run, and forget these."""
         q, k = self.taken("query"), self.taken("key")
         return self.scores_of(q, k, self.rotation(q.shape[1]))
 
     def scores_of(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> HeadScores:
-        """Return the heads' scores from what passes `hook_q` and `hook_k`."""
+        """Return the heads' scores, computed from `q` (activation of `hook_q`), `k` (of `hook_k`) and the rotation."""
         require_even_scale(self.layer, self.layer.layer, q.shape[1])
-        # Folded biases depend on the weights, and gradients go through them and the gains.
-        read = self.view.raw(self.layer.layer) if torch.is_grad_enabled() else self.layer
-        of_run = HeadScores.of_run(read, self.heads, q, k, rotation, select=partial(self.selected, heads_axis=2))
-        return replace(of_run, layer=self.layer)  # with and without gradients a part sees the same layer
+        # Gradients go through gains and folded biases, so these must come from the model's own tensors.
+        weights = self.view.raw(self.layer.layer) if torch.is_grad_enabled() else self.layer
+        head_scores = HeadScores.of_run(
+            weights, self.heads, q, k, rotation, select=partial(self.selected, heads_axis=2)
+        )
+        return replace(head_scores, layer=self.layer)  # with and without gradients a part sees the same layer
 
     def rotation(self, n_positions: int) -> Rotation | None:
-        """Return the rotation that this run applied to the heads; None without rotary positions."""
+        """Return the rotary cos and sin that this run applied to the heads; None without rotary positions.
+
+        `n_positions` is the number of tokens of the run.
+        """
         geometry = self.layer.rotary
         if geometry is None:
             return None
@@ -117,92 +137,106 @@ class HeadCapture:
         return Rotation(geometry, cos, sin).of_heads(self.heads)
 
     def require_lengths(self, *lengths: int) -> None:
-        """Refuse a run with a key/value cache: not all of its activations have one length. Raises EditNotHonored."""
+        """Raise EditNotHonored unless all lengths, in tokens, are equal.
+
+        They differ if the run uses a key/value cache.
+        """
         if len(set(lengths)) > 1:
             raise EditNotHonored(
-                f"layer {self.layer.layer}: scores, queries and keys of this run have lengths {lengths}: a key/value "
-                "cache is in use; run without it (use_past_kv_cache=False)"
+                f"layer {self.layer.layer}: scores, queries and keys of this run have different lengths {lengths}: a "
+                "key/value cache is in use; run without it (use_past_kv_cache=False)"
             )
 
     @torch.no_grad()
-    def require_own_scores(self, scores: Tensor, of_run: HeadScores) -> None:
-        """Refuse a run whose scores, scaled and capped, do not follow from its queries and keys. Raises EditNotHonored.
+    def require_own_scores(self, scores: Tensor, head_scores: HeadScores) -> None:
+        """Raise EditNotHonored if the model's scores differ from `head_scores`, computed from its queries and keys.
 
-        Compared are unmasked pairs of the first sequence.
+        `scores` are the model's scaled and capped scores of all heads. Unmasked pairs of the first sequence are
+        compared.
         """
-        # Without ALiBi, of which implementations differ by a constant in each query's row.
-        rebuilt = softcapped(of_run.first().whole(), self.layer.softcap)
+        # ALiBi is subtracted below: implementations differ by a constant in each query's row.
+        rebuilt = softcapped(head_scores.first().whole(), self.layer.softcap)
         scores = self.selected(scores, heads_axis=1)[:1]
         visible = self.visible(scores)
         off = scores.to(rebuilt) - rebuilt
         if self.layer.alibi is not None:
             off = off - self.layer.alibi.bias(torch.arange(scores.shape[-1]))[self.heads][:, None].to(off)
-            # The softmax does not see the constant.
+            # The softmax does not depend on a constant per row.
             off = off - off.masked_fill(~visible, 0.0).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)
         worst, largest = (x.masked_fill(~visible, 0.0).abs().amax((0, 2, 3)) for x in (off, scores.to(rebuilt)))
         require_close(
-            worst,  # by head, so that a small one is seen
+            worst,  # per head, because heads differ in the size of their scores
             largest,
             scores.dtype,
             "live scores",
             [
-                f"layer {self.layer.layer}, head {head}: the model's scores are not those of this run's queries and "
+                f"layer {self.layer.layer}, head {head}: the model's scores do not follow from this run's queries and "
                 "keys; they differ"
                 for head in self.heads
             ],
-            "the part to be removed is no part of them: enter the ablation after hooks that edit queries "
-            "or keys, and see whether verify_scores passes on this model",
+            "the part cannot be removed from such scores: enter the ablation after hooks that edit queries or keys, "
+            "and check whether tls.verify_scores passes on this model",
             EditNotHonored,
         )
 
     def prove_scores(self) -> None:
-        """Prove by a short run that edits of the layer's scores count, and that they are what its operators give."""
+        """Raise EditNotHonored unless a short run shows that edits of the scores change the logits.
+
+        Also raises if the model's scores do not follow from its queries and keys.
+        """
         require_honoured(self.view, self.layer.layer, "scores", checks=partial(own_scores_required, self.view))
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
-        """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
+        """Return the values that each head reads, from the activation `captured` of `hook_v`.
+
+        They get the dtype and device of `like`. Heads that share values get copies.
+        """
         by_head = self.layer.values(captured)
         heads = keys_read(self.heads, self.layer.n_heads, by_head.shape[2])
         return self.selected(by_head, heads, heads_axis=2).transpose(1, 2).to(like)
 
     def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-        """Return which of the layer's scores are of keys that the query sees."""
+        """Return a mask with the shape of `scores`: True where the query may attend to the key."""
         return self.view.reader.unmasked(self.view.model, self.layer.layer, scores)
 
     def require_own_z(self, z: Float[Tensor, "batch pos heads d_head"], rebuilt: Tensor, *, delegated: bool) -> None:
-        """Refuse a run in which the z of the heads is not `rebuilt` from its own scores. Raises EditNotHonored.
+        """Raise EditNotHonored if the run's `z` differs from `rebuilt`, which was computed from its scores and values.
 
-        Rows of `rebuilt` that are 0 throughout see no key (padding) and are left out.
+        z is the heads' output before W_O. `delegated`: the bridge computes attention itself and shows no scores.
+        Otherwise tokens at which `rebuilt` is 0 in all heads are padding and are not compared.
         """
-        # Per token, so that one padded sequence in a large batch is seen.
+        # Compared per token: one padded sequence must not be hidden in a large batch.
         blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
         off, size = (x.detach().flatten(2).norm(dim=-1) for x in (rebuilt - z.to(rebuilt), z.to(rebuilt)))
-        said = (
-            f"layer {self.layer.layer}: the z of this run is not that of its own scores and values; they differ",
+        text_and_advice = (
+            f"layer {self.layer.layer}: z of this run does not follow from its scores and values; they differ",
             "enter the context after all hooks that edit scores, patterns, values or z of this layer (attention sinks "
-            "are not modelled)",
+            "are not supported)",
         )
         if delegated:
-            said = self.not_of_own_keys("output")
+            text_and_advice = self.not_of_own_keys("output")
         off = off.masked_fill(blind, 0.0)
-        require_close(off, size.clamp_min(size.mean()), z.dtype, "live z", *said, EditNotHonored)
+        require_close(off, size.clamp_min(size.mean()), z.dtype, "live z", *text_and_advice, EditNotHonored)
 
     def not_of_own_keys(self, what: str) -> tuple[str, str]:
-        """Return text and advice for a layer that delegates its attention and does not give the heads' own."""
+        """Return two texts for an error of a layer whose bridge computes attention itself: the problem, and the advice.
+
+        `what` is the quantity that does not follow from the run's own keys, such as "pattern".
+        """
         return (
-            f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} is "
-            "not that of attention over this run's own keys; they differ",
-            "look for a key/value cache (run with use_past_kv_cache=False), padding, or another hook or open context "
-            "that edits these heads, or ablate on another backend",
+            f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} "
+            "does not follow from this run's own keys; they differ",
+            "run without a key/value cache (use_past_kv_cache=False), padding, or other hooks and open contexts on "
+            "these heads, or load the model with another backend",
         )
 
 
 def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
-    """Return hooks that refuse a run in which the scores of a layer are not what its operators give."""
+    """Return hooks that raise EditNotHonored if a layer's scores do not follow from its queries and keys."""
     names, held = view.hook_names(layer), {}
 
     def compare(scores: Tensor, hook: Any) -> None:
-        # Read here, so that hooks of all layers hold one layer's weights at a time.
+        # The weights are read inside the hook: hooks of all layers then hold one layer's weights at a time.
         folded = view.layer(layer)
         every_head = HeadCapture(view, folded, list(range(folded.n_heads)))
         for point in points:
@@ -216,6 +250,9 @@ def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
 
 @lru_cache(maxsize=256)
 def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return indices of copies of a batch, and of the head of each. Lists would be copied to a GPU at each use."""
+    """Return two index tensors [heads] on a device: 0, 1, 2, ... and the heads.
+
+    The result is cached, because lists would be copied to a GPU at each use.
+    """
     with torch.inference_mode(False):
         return torch.arange(len(heads), device=device), torch.tensor(heads, dtype=torch.long, device=device)

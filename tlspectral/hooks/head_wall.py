@@ -1,4 +1,4 @@
-"""`wall`: attention of all heads on one sentence, and what the answer loses without each of them."""
+"""`wall`: attention of all heads on one sentence, and how removing each head changes the model's answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64, UInt8
 from torch import Tensor
 
-from tlspectral.errors import did_you_mean
+from tlspectral.errors import did_you_mean, shown
 from tlspectral.heads.detectors.sinks import LEAST
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, KEPT_CONTROLS, LEVELS, Removal, Wall
 from tlspectral.hooks.parts import Output
@@ -39,10 +39,10 @@ SENTENCES = (
     "The war lasted from the year 1732 to the year 17",
     "Alice was tired of sitting by her sister on the bank. Alice was tired of sitting by",
 )
-"""Sentences that stand for none given: all of them for a packaged model, the first for any other."""
+"""Default sentences: a packaged model gets all three, any other model the first."""
 
 BESIDE_OTHERS = 12
-"""The largest effects, which are compared with the other heads of their layers."""
+"""How many of the heads with the largest effects are compared with the other heads of their layers."""
 
 _JUDGES = 4  # queries behind a key that may be a second sink, at least
 _WATCHED = 5  # most probable next tokens
@@ -50,9 +50,9 @@ _SEGMENT = 8  # ids of a segment that is repeated for a model without a tokenize
 
 
 def first_sentences(model: Any) -> list[Any]:
-    """Return the sentences of a report for which none were given: three for a packaged model, one for any other.
+    """Return the default sentences of a report as a list: three texts for a packaged model, one for any other model.
 
-    A model without a tokenizer gets ids: its start token and eight random ids, twice.
+    A model without a tokenizer gets one tensor of token ids [pos]: its start token, then eight random ids twice.
     """
     with measured(model, report_hooks=False) as view:
         if getattr(view.model, "tokenizer", None) is None:
@@ -70,44 +70,48 @@ def wall(
     removal: bool = True,
     control: Literal["random"] | None = None,
 ) -> Wall:
-    """Measure where all heads look on one sentence, and what its answer loses without the output of each head.
+    """Show the attention of all heads on one sentence, and how removing each head changes the model's answer.
 
-        wall = tls.hooks.wall(model, "When Mary and John went to the store, John gave a drink to")
+    Use it for a first look at a model, or at one prompt of a task.
+
+        wall = tls.hooks.wall(model, "The war lasted from the year 1732 to the year 17")
+        wall.removal.effects["delta"]  # effect of removing each head
         tls.report.report(tls.analyze_heads(model), "report.html", walls=wall)
 
-    The answer is the model's own next token, and its loss a change of probability. With `task`, such as one of
-    `tls.logit_difference`, the loss is a change of the task's metric, mean over its prompts; patterns and
-    probabilities are those of its first prompt. A removed head writes zero. Blocks from its layer on run again.
-
-    The control of a removed output is the other heads of the layer, as in `ablation_sweep`: they are removed anyway, so
-    it takes no runs. Their outputs are not of equal size.
+    Each head's output is set to zero, one head at a time. The effect is the change of the probability of the model's
+    own next token, or with `task` the change of the task's metric, mean over its prompts.
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: text, or an array of token ids [pos], of 2 to 128 tokens. Default: a sentence about Mary and John; for
-            a model without a tokenizer eight ids, twice.
-        task: prompts with a metric of the next token after each, in place of `prompt`.
-        removal: whether heads are removed. In an encoder none is.
-        control: None compares the twelve largest effects with the other heads of their layers, "random" all effects.
+        prompt: text, or an array of token ids [pos], of 2 to 128 tokens. Default: a sentence about Mary and John; for a
+            model without a tokenizer eight random ids, twice.
+        task: prompts with a metric of the next token after each prompt, such as `tls.logit_difference(...)`; give it
+            instead of `prompt`. Attention and probabilities are shown for its first prompt.
+        removal: False only shows attention. Default: True, heads are removed (never in an encoder).
+        control: compares a head's effect with the effects of the other heads of its layer. Default: for the twelve
+            largest effects. "random": for all effects.
 
     Returns:
-        `Wall`. Its `table()` can be written, and `tlspectral report` keeps it. Columns: `layer, head, name, kv_head,
-        pattern, second_sink, second_sink_share, probabilities?, top_token?, top_probability?, delta?, delta_se?,
-        control_delta?, control_p?, control_p_floor?`.
+        A `Wall`: `.tokens`, `.heads` (a row per head), `.attention` ([heads, query, key], 0 to 1) and `.removal` (a
+        `Removal` with `.effects`, or None). `wall.table()` is a DataFrame for `tls.write_table`. Columns: `layer, head,
+        name, kv_head, pattern, second_sink, second_sink_share, probabilities?, top_token?, top_probability?, delta?,
+        delta_se?, control_delta?, control_p?, control_p_floor?`.
 
     Raises:
-        ValueError: prompt and task, several prompts, fewer than 2 or more than 128 tokens, or a task that does not
+        ValueError: both prompt and task, several prompts, fewer than 2 or more than 128 tokens, or a task that does not
             measure the next token after each prompt.
-        UnsupportedArchitecture: a layer does not return its attention; a task of an encoder.
-        EditNotHonored: the model discards the edit.
+        UnsupportedArchitecture: a layer does not return its attention, or a task is given for an encoder.
+        EditNotHonored: the model ignores the edit.
 
-    What it does not establish: why a head looks where it does, or what it does elsewhere. Without one head others may
-    take over. One sentence has no standard error, and of many heads some are large by chance.
+    Not established: why a head attends where it does, or what it does on other text. Other heads may replace a removed
+    one. One sentence gives no standard error, and among many heads some effects are large by chance.
     """
     if prompt is not None and task is not None:
-        raise ValueError("prompt= and task= were given: the sentence of a task is its first prompt; give one of them")
+        raise ValueError("prompt= and task= were both given: give one; the sentence of a task is its first prompt")
     if control not in (None, "random"):
-        raise ValueError(f"control must be None or 'random', not {control!r}{did_you_mean(str(control), ['random'])}")
+        raise ValueError(
+            f"control must be None or 'random', not {shown(control)}{did_you_mean(str(control), ['random'])}"
+        )
     if prompt is None and task is None:
         prompt = first_sentences(model)[0]
     with measured(model) as view:
@@ -115,7 +119,7 @@ def wall(
         sequences = _sequences(view, prompt, task)
         ids = sequences.tokens[0, : sequences.lengths[0]]
         if len(ids) < 2:
-            raise ValueError(f"the sentence has {len(ids)} token: give 2 or more, between which heads can look")
+            raise ValueError(f"the sentence has {len(ids)} token: give a sentence of 2 to 128 tokens")
         weights = patterns_of(view, by_layer, ids[None])
         levels = np.rint(np.clip(np.stack(weights), 0.0, 1.0) * LEVELS).astype(np.uint8)
         listed = [(layer, head) for layer, heads in by_layer.items() for head in heads]
@@ -148,12 +152,17 @@ def wall(
 
 
 def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSequences:
-    """Return the prompts of a task, or the one prompt with no metric. Raises ValueError."""
+    """Return the tokenized prompts of `task`, or without a task the one `prompt` with a placeholder metric.
+
+    Raises ValueError for several prompts, and for a task that does not read exactly the last position of each prompt.
+    """
     if task is None:
         packed = packed_prompts(view, prompt)
         if len(packed.tokens) != 1:
-            raise ValueError(f"{len(packed.tokens)} prompts were given: a wall is of one sentence; call it for each")
-        metric = partial(_probability, 0)  # the answer is not known yet
+            raise ValueError(
+                f"{len(packed.tokens)} prompts were given, and a wall shows one sentence: call wall() for each prompt"
+            )
+        metric = partial(_probability, 0)  # `_removal` replaces it once the model's next token is known
         return TaskSequences(packed.tokens, packed.lengths, LAST, metric, True, "next token", notes=packed.notes)
     sequences = task_sequences(view, task)
     last, predicted = sequences.lengths - 1, sequences.predicted
@@ -170,22 +179,23 @@ def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSeque
 def _second_sinks(
     levels: UInt8[np.ndarray, "heads query key"], layers: list[int], *, causal: bool
 ) -> dict[int, tuple[int, float]]:
-    """Return, by layer, the key besides the first that later queries attend to most, and its share; -1 for no sink.
+    """Return a dict from layer to its second attention sink: (position of the key, attention); else (-1, NaN).
 
-    The share is the mean over the layer's heads and over the queries behind the key, of which there are 4 or more; in
-    an encoder over all other queries. A sink has more than .15, and more than twice an even share of what these queries
-    see. That is less than `attention_sinks` asks for, which finds nothing in so short a prompt.
+    `levels` is attention as integers from 0 to 255, `layers` the layer of each head, `causal` True for a decoder. The
+    first key is left out. The attention of a key is a mean over the layer's heads and over at least 4 later queries; in
+    an encoder over all other queries. A sink gets more than .15, and more than twice an even share of the keys that
+    these queries see. `attention_sinks` has stricter bounds and would find no sink in so short a prompt.
     """
-    n, found = levels.shape[1], {}
+    n, second_sinks = levels.shape[1], {}
     for layer in dict.fromkeys(layers):
         attention = levels[np.array(layers) == layer].astype(np.float64).mean(0) / LEVELS
-        best, found[layer] = 0.0, (-1, float("nan"))
+        best, second_sinks[layer] = 0.0, (-1, float("nan"))
         for key in range(1, n - _JUDGES if causal else n):
             queries = np.arange(key + 1, n) if causal else np.delete(np.arange(n), key)
             share, n_seen = float(attention[queries, key].mean()), float((queries + 1).mean()) if causal else float(n)
             if share > max(best, LEAST, 2 / n_seen):
-                best, found[layer] = share, (key, share)
-    return found
+                best, second_sinks[layer] = share, (key, share)
+    return second_sinks
 
 
 def _probabilities(logits: Float[Tensor, "*copies d_vocab"]) -> Float64[Tensor, "*copies d_vocab"]:
@@ -195,12 +205,21 @@ def _probabilities(logits: Float[Tensor, "*copies d_vocab"]) -> Float64[Tensor, 
 def _probability(
     answer: int, logits: Float[Tensor, "sequences predicted d_vocab"], tokens: Tensor, mask: Tensor
 ) -> Float64[Tensor, "sequences"]:
-    """The metric of a sentence without a task."""
+    """Return the probability of the token id `answer` at the last position of each sequence: the metric without a task.
+
+    `tokens` and `mask` are not used; every metric gets them.
+    """
     return _probabilities(logits[:, -1])[:, answer]
 
 
 class _WithoutEach(NamedTuple):
-    """What is kept of the runs without each head: the value of each prompt, and next tokens after the first prompt."""
+    """Results of the runs in which the output of one head is zero. Axis 0 has one run per head, in the order of layers.
+
+    Attributes:
+        values: the metric of each prompt.
+        watched: probability of each watched token (chosen once, before heads are removed) after the first prompt.
+        top: for each run, the most probable token after the first prompt in this run: its id and its probability.
+    """
 
     values: Float64[np.ndarray, "heads sequences"]
     watched: Float64[np.ndarray, "heads watched"]
@@ -210,7 +229,10 @@ class _WithoutEach(NamedTuple):
 def _without_each(
     intact: IntactRun, sequences: TaskSequences, by_layer: dict[int, list[int]], watched: list[int]
 ) -> _WithoutEach:
-    """Run the prompts without what each head writes, in the order of layers and heads."""
+    """Run the prompts with the output of one head set to zero, for each head in `by_layer`; return the `_WithoutEach`.
+
+    `intact` is the run without ablation, `watched` the ids of the tokens whose next-token probabilities are kept.
+    """
     view, part = intact.view, Output("zero").fixed(intact.view, sequences)
     bound = bound_parts(part, view, by_layer, every=True)
     layers = [LayerReplays(view, sequences, layer, heads, bound[layer]) for layer, heads in by_layer.items()]
@@ -226,7 +248,7 @@ def _without_each(
                 kept[head] = probabilities[watched], top, float(probabilities[top])
             shown.update(len(kept) - shown.n)
 
-        replays = [Replays(one.layer, len(one.replays), one.hooks) for one in layers]
+        replays = [Replays(of_layer.layer, len(of_layer.replays), of_layer.hooks) for of_layer in layers]
         values = replayed_values(intact, sequences, replays, read).numpy()
     return _WithoutEach(
         values, torch.stack([kept[head][0] for head in range(n)]).numpy(), [kept[head][1:] for head in range(n)]
@@ -236,6 +258,7 @@ def _without_each(
 def _removal(
     view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]], of_task: bool, control: str | None
 ) -> Removal:
+    """Remove each head in turn on the sequences, and return probabilities and effects."""
     intact, logits = _intact(view, sequences, by_layer)
     probabilities = _probabilities(logits[0, -1])
     top = probabilities.topk(min(_WATCHED, len(probabilities))).indices.tolist()
@@ -244,13 +267,14 @@ def _removal(
     watched = [*dict.fromkeys([*correct, *wrong, *top])][: max(_WATCHED, len(correct) + len(wrong))]
     if not of_task:
         sequences = replace(sequences, metric=partial(_probability, watched[0]))
-    found, whole = _without_each(intact, sequences, by_layer, watched), sequences.measured(logits).cpu().numpy()
-    deltas = found.values - whole  # [heads, sequences]
+    ablated = _without_each(intact, sequences, by_layer, watched)
+    intact_values = sequences.measured(logits).cpu().numpy()
+    deltas = ablated.values - intact_values  # [heads, sequences]
     ids = sequences.tokens[0, : sequences.lengths[0]].tolist()
-    texts = {token: texts_in_a_row(view, [*ids, token])[-1] for token in {*watched, *(top for top, _ in found.top)}}
-    value, noted = MetricValue(whole, distinct=sequences.distinct), texts[watched[0]]
+    texts = {token: texts_in_a_row(view, [*ids, token])[-1] for token in {*watched, *(top for top, _ in ablated.top)}}
+    value, answer = MetricValue(intact_values, distinct=sequences.distinct), texts[watched[0]]
     return Removal(
-        measure=sequences.name if of_task else f"probability of {noted!r}",
+        measure=sequences.name if of_task else f"probability of {answer!r}",
         of_task=of_task,
         n_prompts=len(sequences.tokens),
         value=value.value,
@@ -259,8 +283,8 @@ def _removal(
         correct=len(correct) if of_task else 1,
         wrong=len(wrong),
         intact=probabilities[watched].numpy(),
-        without=found.watched,
-        top=tuple((texts[top], probability) for top, probability in found.top),
+        without=ablated.watched,
+        top=tuple((texts[top], probability) for top, probability in ablated.top),
         effects=_effects(deltas, by_layer, sequences, every=control is not None),
     )
 
@@ -268,7 +292,10 @@ def _removal(
 def _intact(
     view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]]
 ) -> tuple[IntactRun, Float[Tensor, "sequences predicted d_vocab"]]:
-    """Run the prompts without ablation. Return the run, to replay from each layer, and the logits."""
+    """Run the prompts without ablation. Return the run and its logits at the metric's positions.
+
+    From the run, the layers in `by_layer` (dict from layer to heads) can later be run again.
+    """
     batches: list[Tensor] = []
     intact = intact_run(
         view,
@@ -282,7 +309,7 @@ def _intact(
 
 
 def _has_errors(sequences: TaskSequences) -> bool:
-    """Return whether there are prompts enough for standard errors."""
+    """Return True if the task has 8 or more distinct prompts, enough for standard errors."""
     distinct = len(sequences.tokens) if sequences.distinct is None else int(sequences.distinct.max()) + 1
     return distinct >= FEWEST_PROMPTS
 
@@ -294,7 +321,12 @@ def _effects(
     *,
     every: bool,
 ) -> pd.DataFrame:
-    """Return a row per head, with the other heads of its layer as the control of the largest effects or of every."""
+    """Return a DataFrame with a row per head: `delta, delta_se`, and `control_delta, control_p, control_p_floor`.
+
+    `deltas` are effects of removing each head, `by_layer` its order of heads. The control of a head are the effects of
+    the other heads of its layer. `every`: compare all heads; otherwise the twelve with the largest effects. Rows that
+    are not compared have NaN.
+    """
     size = np.abs(deltas.mean(1))
     compared = set(range(len(deltas)) if every else np.argsort(-size, kind="stable")[:BESIDE_OTHERS].tolist())
     rows, first = [], 0
@@ -313,9 +345,12 @@ def _effects(
 
 
 def removal_seconds(model: Any, prompt: Any = None, *, task: Task | None = None) -> float:
-    """Return about how many CPU seconds the removals of one wall take, from a measured pass of all heads of one layer.
+    """Estimate the CPU seconds that `wall` needs to remove all heads on one sentence; return a float.
 
-    Each layer's heads run from their layer on, so that of L layers the first takes all of it and the last 1 / L.
+        tls.hooks.head_wall.removal_seconds(model, "The war lasted from 1732 to 17")
+
+    `prompt` and `task` are those of `wall`. The heads of the first layer are removed and timed. Heads of later layers
+    cost less, because only their own and later layers run again: with L layers, the last one costs 1 / L of the first.
     """
     with measured(model, report_hooks=False) as view:
         by_layer = heads_by_layer(view, None)
@@ -325,5 +360,5 @@ def removal_seconds(model: Any, prompt: Any = None, *, task: Task | None = None)
         began = time.process_time()
         _without_each(intact, sequences, {layer: by_layer[layer]}, [0])
         spent = time.process_time() - began
-        sizes = (len(heads) * (view.n_layers - one) / (view.n_layers - layer) for one, heads in by_layer.items())
+        sizes = (len(heads) * (view.n_layers - index) / (view.n_layers - layer) for index, heads in by_layer.items())
         return spent * sum(sizes) / len(by_layer[layer])

@@ -1,4 +1,4 @@
-"""`check_hook`: which heads a hook changes, and whether it removes exactly what one head writes."""
+"""`check_hook`: which heads a hook changes, and whether it removes exactly the output of one head."""
 
 from __future__ import annotations
 
@@ -39,19 +39,22 @@ HOOK_CHECK = Schema(
     "`tls.hooks.check_hook`, its field `heads`",
 )
 _SHAPES = ((2, 33), (1, 6), (3, 11))
-"""Rows and tokens of the three runs: a hook may act in one row alone, or up to a position, or by the shape."""
+"""Rows and tokens of the three runs. They differ because a hook may act only on some rows, positions or shapes."""
 _POINTS = ("residual", "z", "attention_out", "mlp_out", "residual_after")
 
 
 @dataclass(frozen=True)
 class HookCheck:
-    """What a hook changes in one run.
+    """Result of `tls.hooks.check_hook(model, hook, "L0H1")`: whether a hook removes exactly the output of one head.
 
     Attributes:
-        exact: the hook takes away all that the head writes, and changes nothing else.
-        found: in words, what the hook changes.
-        heads: heads whose write is changed, a row each: `layer, head, name, removed, changed`. What follows from a
-            change in later layers is not counted.
+        exact: True if the hook removes the whole output of the head and changes nothing else.
+        found: list of sentences that say what the hook changes.
+        heads: a row per head whose output the hook changes: `layer, head, name`, `removed` (share of the head's write
+            that is taken away: 1 all, 0 none) and `changed` (norm of the change over norm of the write). Changes that
+            only follow from a change in an earlier layer are not counted.
+
+    Not established: that this is the right ablation for a question; `exact` says only that the hook does it.
     """
 
     exact: bool
@@ -67,42 +70,42 @@ class HookCheck:
 
 
 def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: Any = None) -> HookCheck:
-    """Say whether a hook removes exactly what one head writes, and what else it changes.
+    """Check whether a hook of your own removes exactly the output of one head.
 
-    The model runs with the hook. It then runs without the hook, where each layer is given the residual stream that it
-    received in the run with the hook, so that a change in one layer is not counted again in later layers. z is read
-    where W_O reads it, after any PyTorch hook on the input of `o_proj`. A third run replaces only the z of the head by
-    its z under the hook. Its logits must equal those of the run with the hook; otherwise something else was changed.
+    Use it before you trust an ablation that you wrote yourself.
 
-    All this is done three times, because a hook may act only on some rows, positions, lengths or runs.
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> def no_head(z, hook):
+    ...     z = z.clone()
+    ...     z[:, :, 1] = 0
+    ...     return z
+    >>> tls.hooks.check_hook(model, [("blocks.0.attn.hook_z", no_head)], "L0H1")
+    HookCheck(exact=True: it removes all of what L0H1 writes, and nothing else)
+
+    The model runs with the hook and without it, on prompts of three shapes, because a hook may act only on some rows,
+    positions, lengths or runs. Every layer gets the same input in both runs, so a change counts in its own layer only.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        hook: a TransformerLens `fwd_hooks` list, which is put on the model for the check; or None for what of yours
-            acts in the model now: its hooks, hooks of PyTorch on its modules or on all, and replaced forwards.
-        head: `"L5H1"`, (5, 1) or a table row.
-        prompts: one or more prompts, as for `Task`, run three times. Default: 2, 1 and 3 rows of arbitrary tokens, 33,
-            6 and 11 long.
+        hook: a TransformerLens `fwd_hooks` list, placed on the model for the check. None: check everything of yours
+            that acts in the model now (TransformerLens hooks, PyTorch hooks, replaced forwards).
+        head: "L5H1", (5, 1) or a table row: the head that the hook should remove.
+        prompts: one or more prompts, as text or token ids, run three times. Default: 2, 1 and 3 rows of arbitrary
+            tokens, 33, 6 and 11 tokens long.
+
+    Returns:
+        A `HookCheck`: `.exact` (True or False), `.found` (list of sentences) and `.heads` (DataFrame, a row per changed
+        head: `layer, head, name, removed, changed`; the last two are shares of the head's write).
 
     Raises:
-        BadHead: there is no such head.
-        UnsupportedArchitecture: a layer that cannot be read.
+        BadHead: the head does not exist.
+        UnsupportedArchitecture: a layer cannot be read.
+
+    Not established: that this is the right ablation for a question. Removing a head by zeros, by its mean, or by its
+    output on another prompt gives different effects.
 
     Source: this package.
-
-    What it does not establish: that removing the head in this way is the right ablation for a question. Zeros, means
-    and other prompts in its place give other effects.
-
-    Example: zeros in z are the head, zeros in columns of the attention's output are not.
-
-        >>> import tlspectral as tls
-        >>> model = tls.load_model("tiny-rope")
-        >>> def no_head(z, hook):
-        ...     z = z.clone()
-        ...     z[:, :, 1] = 0
-        ...     return z
-        >>> tls.hooks.check_hook(model, [("blocks.0.attn.hook_z", no_head)], "L0H1")
-        HookCheck(exact=True: it removes all of what L0H1 writes, and nothing else)
     """
     with measured(model, report_hooks=hook is not None) as view:
         require_stream(view)
@@ -112,8 +115,9 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         hooks, checked = None if hook is None else [*hook], []
         with torch.no_grad():
             for tokens in probes:
-                heads, found, whole = _compared(view, tokens, hooks, pair)
-                checked.append(HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, origin)))
+                heads, sentences, removes_all = _compared(view, tokens, hooks, pair)
+                exact = removes_all and len(sentences) == 1
+                checked.append(HookCheck(exact, sentences, HOOK_CHECK.frame(heads, origin)))
                 if not checked[-1].exact:
                     break
         last, run = checked[-1], len(checked)
@@ -127,7 +131,11 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
 
 
 def _probes(view: AttentionView) -> list[Tensor]:
-    """Return prompts of tokens from the middle half of the vocabulary, each of its own where there are enough."""
+    """Return three tensors of random token ids, [2, 33], [1, 6] and [3, 11], for the runs of `check_hook`.
+
+    Ids are from the middle half of the vocabulary, and all different if it has enough. Rows are cut to the model's
+    longest prompt.
+    """
     some = torch.randperm(max(1, view.d_vocab // 2), generator=torch.Generator().manual_seed(0)) + view.d_vocab // 4
     shapes = [(rows, min(length, view.n_ctx)) for rows, length in _SHAPES]
     sizes = [rows * length for rows, length in shapes]
@@ -136,59 +144,70 @@ def _probes(view: AttentionView) -> list[Tensor]:
 
 
 def _elsewhere(model: Any) -> Iterator[str]:
-    """Yield in words which hooks are on the model of transformers that was copied, and where they would act."""
-    given = given_for(model)
-    names = list(dict.fromkeys(acting.name for acting in acting_in(given))) if given is not None else []
-    if given is None or not names:
+    """Yield a sentence if the user's hooks are on the transformers model that `load_model` copied.
+
+    Hooks there do not act in the copy, so the check would not see them.
+    """
+    original = given_for(model)
+    names = list(dict.fromkeys(acting.name for acting in acting_in(original))) if original is not None else []
+    if original is None or not names:
         return
     place, inside = "a hook point of this model", names[0]
     if hasattr(model, "original_model"):
-        while inside and inside not in dict(given.named_modules()):  # without the method that is replaced there
+        while inside and inside not in dict(original.named_modules()):  # drop the name of a replaced method
             inside = inside.rpartition(".")[0]
         place = f"model.original_model.get_submodule({inside!r})"
     yield (
-        f"hooks are on the {type(given).__name__} that load_model copied, at {listed(names)}: they act there and not "
-        f"in this model; put them on {place}"
+        f"hooks are on the {type(original).__name__} that load_model copied, at {listed(names)}: they do not act in "
+        f"this model; put them on {place}"
     )
 
 
 def _compared(
     view: AttentionView, tokens: Tensor, hooks: list[Hook] | None, pair: tuple[int, int]
 ) -> tuple[pd.DataFrame, list[str], bool]:
-    """Return the heads that hooks change on some prompts, what they change in words, and whether all of `pair` goes."""
+    """Run the model with the hooks and without them; return changed heads, sentences, and whether the head is removed.
+
+    `hooks` is a `fwd_hooks` list; None: the user's hooks that are on the model. `pair` is (layer, head). The three
+    results: a table of the heads whose write changes (`layer, head, removed, changed`), sentences on all changes, and
+    True if the whole write of the head `pair` is removed.
+    """
     layer, index = pair
     under = _run(view, tokens, hooks or ())
-    for one in view.layers:
-        _read_behind(view, one, under)
+    for read_layer in view.layers:
+        _read_behind(view, read_layer, under)
     stays: list[str] = []
     with nullcontext(stays) if hooks is not None else without_user_hooks(view.model) as stays:
         plain = _run(view, tokens, (), under)
         alone = _run(view, tokens, [_head_alone(view, layer, index, under)])
-    heads = pd.concat([_changed_heads(view, one, under, plain) for one in view.layers], ignore_index=True)
-    found = [said for one in range(view.n_layers) for said in _beside_heads(view, one, under, plain)]
+    heads = pd.concat([_changed_heads(view, changed, under, plain) for changed in view.layers], ignore_index=True)
+    sentences = [text for index in range(view.n_layers) for text in _beside_heads(view, index, under, plain)]
     stored = _stored(view)
     if _differ(under["logits"], plain["logits"], stored, "same run"):
-        found.append("it changes what follows the last layer")
+        sentences.append("it changes something after the last layer")
     name, own = head_name(layer, index), (heads["layer"] == layer) & (heads["head"] == index)
     others = [head_name(*other) for other in heads.loc[~own, ["layer", "head"]].itertuples(index=False)]
     if others:
-        found.insert(0, f"it changes {listed(others)}")
-    if not found and _differ(under["logits"], alone["logits"], stored, "same run"):
+        sentences.insert(0, f"it changes {listed(others)}")
+    if not sentences and _differ(under["logits"], alone["logits"], stored, "same run"):
         first = next(point for point in alone if _differ(under[point], alone[point], stored, "same run"))
-        found.append(f"it changes something else, the first time in front of {first}")
+        sentences.append(f"it changes something else, the first time before {first}")
     if stays:
-        found.append(f"{listed(stays)} cannot be taken off for the check: what it changes is not seen")
+        sentences.append(f"{listed(stays)} cannot be taken off for the check: its changes are not seen")
     left = heads.pop("left")
-    whole = bool((left[own] < _tolerance(view)).all()) and bool(own.any())
+    removes_all = bool((left[own] < _tolerance(view)).all()) and bool(own.any())
     if own.any():
         removed, changed = heads.loc[own, ["removed", "changed"]].iloc[0]
         share = f"{removed:.2f}"
-        said = "all" if whole else "nearly all" if share == "1.00" else share
-        turned = "" if whole or abs(changed - abs(removed)) < 0.01 else f", and changes it by {changed:.2f} of its size"
-        found.insert(0, f"it removes {said} of what {name} writes{turned}" + ", and nothing else" * (not found))
+        amount = "all" if removes_all else "nearly all" if share == "1.00" else share
+        unaligned = not removes_all and abs(changed - abs(removed)) >= 0.01
+        turned = f", and changes it by {changed:.2f} of its size" if unaligned else ""
+        sentences.insert(
+            0, f"it removes {amount} of what {name} writes{turned}" + ", and nothing else" * (not sentences)
+        )
     else:
-        found.insert(0, f"it changes nothing that {name} writes")
-    return heads, found, whole
+        sentences.insert(0, f"it changes nothing that {name} writes")
+    return heads, sentences, removes_all
 
 
 def _tolerance(view: AttentionView) -> float:
@@ -202,7 +221,11 @@ def _stored(view: AttentionView) -> torch.dtype:
 def _run(
     view: AttentionView, tokens: Tensor, hook: Iterable[Hook], under: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Return what passes the points of every layer. `under` is another run, whose stream each layer then reads."""
+    """Run the model with the hooks `hook` and return a dict from hook point to activation, and "logits" to the logits.
+
+    `under`: activations of another run. Each layer then reads the residual stream of that run, so changes do not spread
+    to later layers.
+    """
     seen: dict[str, Tensor] = {}
 
     def keep(name: str, substitute: bool, activation: Tensor, hook: Any) -> Tensor | None:
@@ -231,9 +254,10 @@ def _run(
 
 
 def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> None:
-    """Set z of a head to 0 in a run in which the attention's output lacks what this head writes, and nothing else.
+    """Set z of a head (its output before W_O) to 0 in `under` if the attention's output there lacks exactly its write.
 
-    A hook behind W_O takes it away there (`hook_result`, a replaced forward of `o_proj`).
+    `under` has the activations of the run with hooks, by hook point, and is changed in place. A hook after W_O
+    (`hook_result`, a replaced forward of `o_proj`) removes the write and leaves z as it is.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     z = z_of(in_float64(under[name]), writes.w_o)
@@ -246,18 +270,22 @@ def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> N
 
 
 def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, run: dict[str, Tensor]) -> bool:
-    """Return whether the attention of a layer put out in a run what heads of this z and the biases write."""
+    """Return True if the attention's output in a run is the sum of the heads' writes from `z` and of the biases.
+
+    `z` is the heads' output before W_O, `writes` the maps from z to the residual stream, `run` the activations by hook
+    point.
+    """
     scale, name = writes.token_scale(z), view.hook_names(layer)["attention_out"]
     attention = in_float64(run[name]) * view.attention_factor(layer)
     return not _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention, _stored(view))
 
 
 def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
-    """Return a hook that replaces the z of one head alone with its z of another run."""
+    """Return a hook that replaces z (output before W_O) of one head by its z in the activations `under`."""
     name, n_heads = view.hook_names(layer)["z"], view.n_heads(layer)
 
     def edit(z: Tensor, hook: Any) -> Tensor:
-        edited, held = (each.reshape(*z.shape[:2], n_heads, -1) for each in (z.clone(), under[name]))
+        edited, held = (whole.reshape(*z.shape[:2], n_heads, -1) for whole in (z.clone(), under[name]))
         edited[:, :, head] = held[:, :, head].to(edited)
         return edited.reshape(z.shape)
 
@@ -265,17 +293,19 @@ def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Ten
 
 
 def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> pd.DataFrame:
-    """Return the heads of a layer whose write the hook changes, at the scale of a norm behind of the run without it.
+    """Return a row per head of a layer whose write differs between two runs: `layer, head, removed, changed, left`.
 
-    `left`: largest norm of what a head writes at a token under the hook, over that without it.
+    `under` has the activations of the run with the hook, `plain` without it. A norm after the attention keeps its scale
+    in `plain`. `removed` and `changed` are shares of the write in `plain`. `left` is the largest norm over tokens of
+    the head's write in `under`, divided by the largest in `plain`.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     before, after = (z_of(in_float64(run[name]), writes.w_o) for run in (plain, under))
     scale = writes.token_scale(before)
     before, after = (writes.written(z, scale) for z in (before, after))
     taken = before - after
-    largest, left, most = (each.norm(dim=-1).amax((1, 2)) for each in (before, after, taken))
-    unit = largest.where(largest > 0, 1.0)  # by the largest token, so that a change of one token is seen
+    largest, left, most = (write.norm(dim=-1).amax((1, 2)) for write in (before, after, taken))
+    unit = largest.where(largest > 0, 1.0)  # the largest token, because a hook may change one token only
     size = before.square().sum((1, 2, 3)).where(largest > 0, 1.0)
     values = {
         "removed": (taken * before).sum((1, 2, 3)) / size,
@@ -288,7 +318,10 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
 
 
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
-    """Yield in words what a hook changes in a layer beside what its heads write, and in front of the first layer."""
+    """Yield sentences on everything but heads that a hook changes in a layer: attention output, MLP, stream.
+
+    For layer 0 also the embedding. `under` has the activations of the run with the hook, `plain` without it.
+    """
     names, stored = view.hook_names(layer), _stored(view)
     if layer == 0 and _differ(under[names["residual"]], plain[names["residual"]], stored, "same run"):
         yield "it changes what the first layer reads: the embedding, or what is added to it"
@@ -296,8 +329,8 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
         writes = head_writes(view, layer, in_float64)
         if not _is_output(view, layer, writes, z_of(in_float64(under[names["z"]]), writes.w_o), under):
             yield (
-                f"layer {layer}: it changes the output of the attention in a way that is no head: after W_O the heads "
-                "are mixed, edit z (hook_z, the input of o_proj)"
+                f"layer {layer}: it changes the output of the attention, where heads are already mixed by W_O: edit z "
+                "instead (hook_z, the input of o_proj)"
             )
     mlp = names["mlp_out"]
     if mlp in under and mlp in plain and _differ(under[mlp], plain[mlp], stored, "same run"):
@@ -315,6 +348,9 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
 
 
 def _differ(found: Tensor, expected: Tensor, stored: torch.dtype, what: Quantity = "stream") -> bool:
-    """Return whether two activations of a model stored in a type differ by more than rounding."""
+    """Return True if two activations differ by more than rounding.
+
+    `stored` is the dtype of the model's weights, `what` the kind of quantity, which sets the tolerance.
+    """
     relative = noise_of(what, stored)[1]
     return bool((found - expected.to(found)).abs().max() > relative * expected.abs().max())

@@ -1,4 +1,4 @@
-"""A part taken from heads of one layer: edited where the model has it, or measured for what reads the heads later."""
+"""`LayerAblation`: hooks that remove a part from heads of one layer, or measure the change of their output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,16 +29,20 @@ class LayerAblation(HeadCapture):
     """The hooks that remove a part from heads of one layer.
 
     Attributes:
-        part: what is removed, bound to these heads by `Part.on`.
-        alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
-            not change need not be equal to the bit. Not for a part of the mask, which adds nothing.
+        part: the part that is removed, prepared for these heads by `Part.on`.
+        alter: function from a `Removal` (the change that the part makes to scores or z) to the tensor that is added to
+            them instead. None: the part itself is removed. With `alter`, unchanged values may differ by rounding. Not
+            for parts of the mask, which add nothing.
     """
 
     part: Part
     alter: Callable[[Removal], Tensor] | None = None
 
     def hooks(self) -> list[Hook]:
-        """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
+        """Return a `fwd_hooks` list that removes the part from the heads.
+
+        Raises EditNotHonored if a short run shows that such an edit does not change the logits.
+        """
         self.prove()
         names = self.names
         if self.part.acts_on == "z":
@@ -48,13 +52,13 @@ class LayerAblation(HeadCapture):
             if reweighs(self.view.blocks[self.layer.layer].module):
                 return [*shown, *self.holders("query", "key"), (names["pattern"], self._edit_pattern)]
             held = [*shown, *self.holders("query", "key", "value"), (names["z"], self._edit_z)]
-            # No pattern is read in runs of the library's own, which take parts from copies of a batch or alter them.
-            read = not self.stacked and self.alter is None
-            return [*held, (names["pattern"], self._hand_on_pattern)] if read else held
+            # Only runs of the user read the pattern. Runs of the library stack copies of a batch or use `alter`.
+            pattern_is_read = not self.stacked and self.alter is None
+            return [*held, (names["pattern"], self._hand_on_pattern)] if pattern_is_read else held
         return [*shown, *self.holders("query", "key", "cos", "sin"), (names["scores"], self._edit_scores)]
 
     def prove(self) -> None:
-        """Prove by a short run that edits where the part is count, else raise EditNotHonored."""
+        """Raise EditNotHonored unless a short run shows that an edit at the part's hook point changes the logits."""
         of_z = self.part.acts_on == "z"
         if not of_z and "scores" in self.names:
             return self.prove_scores()
@@ -62,36 +66,46 @@ class LayerAblation(HeadCapture):
         require_honoured(self.view, self.layer.layer, "pattern" if of_pattern else "z")
 
     def measuring(self) -> list[Hook]:
-        """Return a `fwd_hooks` list that changes nothing and holds what `change_of_head_output` needs in a run."""
+        """Return a `fwd_hooks` list that stores the activations for `change_of_head_output` and edits nothing."""
         if self.part.acts_on == "z":
             return []
         hooks = [*self._tokens_shown(), *self.holders("query", "key", "value")]
-        if "scores" in self.names:  # rotations of the run; a delegating layer shows none
+        if "scores" in self.names:  # a layer that delegates its attention shows no rotation
             hooks += [*self.holders("cos", "sin"), (self.names["scores"], self._hold_scores)]
         return hooks
 
     def _tokens_shown(self) -> list[Hook]:
-        """Return the hook by which a part in blocks of a prompt sees whether a run is of that prompt."""
+        """Return a list with the hook that compares the run's tokens with the part's prompt, or an empty list.
+
+        It is empty for a part that fits any prompt.
+        """
         return [(self.view.tokens_point, self._see_tokens)] if self.part.needs_tokens else []
 
-    def _see_tokens(self, passed: Tensor, hook: Any) -> None:
-        self.part.require_own(self.view, passed)
-        self.hold("tokens", passed)
+    def _see_tokens(self, activation: Tensor, hook: Any) -> None:
+        self.part.require_own(self.view, activation)
+        self.hold("tokens", activation)
 
     def _require_tokens(self) -> None:
-        """Refuse a run whose tokens were not seen, of a part that has prompts of its own. Raises ValueError."""
+        """Raise ValueError if this run showed no tokens, because it began after the embedding.
+
+        A part for certain prompts compares the tokens with its own prompt.
+        """
         seen = self.seen.get(get_ident(), {})
         if "tokens" not in seen:
             raise ValueError(
-                f"{self.part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
-                "behind the embedding (from embeddings, or by start_at_layer): run token ids"
+                f"{self.part.name}: this run began after the embedding (from embeddings, or by start_at_layer), so its "
+                "tokens cannot be compared with the prompt of the part: run the model on token ids"
             )
         del seen["tokens"]
 
     def change_of_head_output(
         self, z: Float[Tensor, "batch pos heads d_head"]
     ) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Return z of the heads without the part, less z, after the hooks of `measuring`."""
+        """Return z of the heads without the part, minus their z in this run. z is the output before W_O.
+
+        `z` has all heads of the layer, the result only the heads of this ablation. The hooks of `measuring` must have
+        run.
+        """
         if self.part.acts_on == "z":
             selected = self.selected(z, heads_axis=2)
             return widened(self._replaced(selected)) - widened(selected)
@@ -103,28 +117,30 @@ class LayerAblation(HeadCapture):
             self.hold(point, self.selected(held, heads_axis=1))
 
     def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
-        """Return the layer's scores without the part, from the queries and keys held in this run.
+        """Return the layer's scores with the part removed from the heads, using the queries and keys of this run.
 
-        `first`: no other hook edited the scores before, so that they have to follow from queries and keys.
+        `scores` are the model's scaled scores. `first`: no other hook edited them before, so they are compared with the
+        queries and keys. Raises EditNotHonored if they differ.
         """
-        of_run = self.scores_of_run()
-        self.require_lengths(*scores.shape[-2:], of_run.query.whole.shape[-2], of_run.key.whole.shape[-2])
-        if first:  # else the scores may be edited, and the edit is to be kept
-            self.require_own_scores(scores, of_run)
+        head_scores = self.scores_of_run()
+        self.require_lengths(*scores.shape[-2:], head_scores.query.whole.shape[-2], head_scores.key.whole.shape[-2])
+        # Scores that another hook edited need not follow from queries and keys; its edit is kept.
+        if first:
+            self.require_own_scores(scores, head_scores)
         if self.part.acts_on == "mask":
             selected = self.selected(scores, heads_axis=1)
             beyond = self._beyond(self.visible(selected), selected)
             limited = selected.masked_fill(beyond, torch.finfo(scores.dtype).min)
             return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
-        difference = self._difference(of_run, allowed)
+        difference = self._difference(head_scores, allowed)
         cap = self.layer.softcap
         if cap is not None:
-            # The change of the capped score is added, so that edits by other hooks are kept here too.
-            raw = of_run.whole()
+            # Add the change of the capped score; setting the score would lose edits by other hooks.
+            raw = head_scores.whole()
             difference = softcapped(raw + difference, cap) - softcapped(raw, cap)
-        # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. `difference` is freed,
-        # so that at most two matrices of the scores' size are in memory.
+        # Adding 0 keeps masked entries, and entries that lose nothing, equal to the bit. `difference` is freed because
+        # at most two matrices of the scores' size should be in memory.
         change = difference.to(scores).masked_fill(~allowed, 0.0)
         del difference
         copy, head = head_indices(tuple(self.heads), scores.device)
@@ -135,20 +151,28 @@ class LayerAblation(HeadCapture):
         return edited
 
     def _weights(self, *lengths: int) -> tuple[Tensor, Tensor]:
-        """Return the heads' attention with and without the part in a layer that delegates its attention."""
-        of_run, cap = self.scores_of_run(), self.layer.softcap
-        self.require_lengths(of_run.query.whole.shape[-2], of_run.key.whole.shape[-2], *lengths)
-        scores = of_run.whole()
+        """Return two tensors [batch, heads, query, key]: the heads' attention with the part, and without it.
+
+        For layers whose bridge computes attention itself. `lengths` are lengths of other activations of the run, which
+        must equal the number of queries and keys. Raises EditNotHonored if they do not.
+        """
+        head_scores, cap = self.scores_of_run(), self.layer.softcap
+        self.require_lengths(head_scores.query.whole.shape[-2], head_scores.key.whole.shape[-2], *lengths)
+        scores = head_scores.whole()
         allowed = self.view.reader.seen_keys(self.view.model, self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
         if self.part.acts_on == "mask":
             allowed = allowed & ~self._beyond(allowed, scores)
         else:
-            scores = scores + self._difference(of_run, allowed)
+            scores = scores + self._difference(head_scores, allowed)
         return before, key_weights(softcapped(scores, cap), allowed)
 
     def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads' attention with and without the part, and what removing it adds to z of the heads."""
+        """Return the heads' attention with the part, their attention without it, and the change of z without it.
+
+        `z` is the output before W_O of all heads in this run. Raises EditNotHonored if it is not attention times
+        values.
+        """
         value, delegated = self.taken("value"), "scores" not in self.names
         if delegated:
             before, after = self._weights(value.shape[1], z.shape[1])
@@ -164,6 +188,7 @@ class LayerAblation(HeadCapture):
         return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
 
     def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
+        """Return z with the heads' z as without the part, where the bridge computes attention itself."""
         before, after, change = self._weights_of_run(z)
         if not self.stacked and self.alter is None:
             self.hold("before", before)
@@ -178,18 +203,23 @@ class LayerAblation(HeadCapture):
         return self._with_weights(pattern, *self._weights(pattern.shape[-1]))
 
     def _hand_on_pattern(self, pattern: Tensor, hook: Any) -> Tensor:
-        """Hand on the attention that z was edited with."""
+        """Return the attention pattern in which these heads have the ablated attention of this run."""
         expect_edited_pattern(self.view.blocks[self.layer.layer].module, False)
         return self._with_weights(pattern, self.taken("before"), self.taken("after"))
 
     def _with_weights(self, pattern: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """Return a layer's pattern with the heads' attention without the part. Raises EditNotHonored."""
+        """Return a copy of `pattern` in which the heads of this ablation have the attention `after`.
+
+        `before` is their attention computed from queries and keys. Raises EditNotHonored if `pattern` does not agree
+        with it.
+        """
         selected = self.selected(pattern, heads_axis=1)
         off = (selected.to(before) - before).detach().abs().max()
         require_close(off, off, pattern.dtype, "live pattern", *self.not_of_own_keys("pattern"), EditNotHonored)
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
+        """Return z with the heads' z replaced by the part, which acts on z."""
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
         edited = self._replaced(selected)
@@ -198,13 +228,17 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)
 
     def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"]) -> Tensor:
-        """Return z of the heads without the part, which is z itself where the part does not act."""
+        """Return z of the heads without the part; at token positions where the part does not act, z is unchanged."""
         acts = self.part.acts(*z.shape[:2])
         replaced = replaced_z(self.part, z, self.heads)
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
-        """Return what is added to the scaled scores, before a softcap."""
+        """Return the tensor [batch, heads, query, key] whose addition to the scaled scores removes the part.
+
+        It is added before a softcap. `scores` are the heads' scores in this run, `allowed` is True for pairs of query
+        and key that the model does not mask.
+        """
         if self.part.needs_tokens:
             self._require_tokens()
         difference, allowed = change_of(self.part, scores, allowed)
@@ -216,13 +250,16 @@ class LayerAblation(HeadCapture):
         return difference if acts is None else difference.masked_fill(~acts, 0.0)
 
     def _altered(self, removal: Removal) -> Tensor:
-        """Return what `alter` makes of a removal. Raises ValueError unless it is as the difference and finite."""
+        """Call `alter` with a removal and return its result, the tensor to add to scores or z.
+
+        Raises ValueError unless the result is a finite tensor with the shape of `removal.difference`.
+        """
         assert self.alter is not None
-        said, shape = "alter returns what is added in place of the difference", tuple(removal.difference.shape)
+        expected, shape = "alter returns the tensor added in place of the difference", tuple(removal.difference.shape)
         like = removal.difference
-        altered = returned_tensor(self.alter(removal), shape, said, kind="floating-point numbers", like=like)
+        altered = returned_tensor(self.alter(removal), shape, expected, kind="floating-point numbers", like=like)
         if not_finite(altered) is not None:
-            raise ValueError(f"{said}, which is finite; found NaN or infinite numbers")
+            raise ValueError(f"{expected}; found NaN or infinite numbers: return finite ones")
         return altered
 
     def _beyond(self, visible: Tensor, scores: Tensor) -> Tensor:
@@ -232,6 +269,6 @@ class LayerAblation(HeadCapture):
         return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:
-        """Return the queries whose scores the part is taken from; None for all."""
+        """Return a mask of the queries whose scores lose the part, True where they do; None for all queries."""
         acts = self.part.acts(scores.shape[0], scores.shape[2])
         return None if acts is None else acts[:, None, :, None].to(scores.device)

@@ -1,6 +1,6 @@
-"""A wall of heads as it was measured: attention on one sentence, and what its answer loses without each head.
+"""`Wall`: attention of all heads on one sentence, and how removing each head changes the model's answer.
 
-Pages and figures read it without a model, and a table keeps it.
+Figures and report pages are made from a `Wall` without the model. A table stores it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tlspectral.tables.schema import Schema, columns
 Sentence = tuple[str, ...]
 
 LEVELS = 255
-"""Steps of attention from 0 to 1 that are kept."""
+"""Attention weights from 0 to 1 are rounded to this many steps."""
 
 FEWEST_PROMPTS = 8
-"""Distinct prompts of a task from which effects have standard errors."""
+"""Effects have standard errors if the task has at least so many distinct prompts."""
 
 KEPT_CONTROLS = ("control_delta", "control_p", "control_p_floor")
-"""Columns of a comparison with the other heads of the layer."""
+"""Columns that compare a head with the other heads of its layer."""
 
 WALL = Schema(
     "wall",
@@ -57,19 +57,23 @@ WALL = Schema(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Removal:
-    """The next token of a sentence, intact and without each head, and what the answer loses.
+    """Effects of removing each head on one sentence or task: the field `removal` of a `Wall`.
+
+    `tls.hooks.wall(model, "The war lasted from 1732 to 17").removal` makes it. Without a head means: its output is
+    zero.
 
     Attributes:
-        measure: the quantity that `effects` change, such as `probability of " Mary"`, or the name of a task.
-        of_task: whether it is the metric of a task, in its units; else a probability.
-        n_prompts: over how many prompts the effects are a mean.
-        value, value_se: the quantity without any ablation; NaN for no standard error.
-        watched: tokens as text, the answers of a task or the model's own next token first.
-        correct, wrong: how many of the first watched tokens are correct answers, and how many behind these wrong ones.
-        intact: probability of each watched token without any ablation.
-        without: the same without each head.
-        top: the most probable token without each head, and its probability.
-        effects: a row per head: `delta, delta_se, control_delta, control_p, control_p_floor`, see `WALL`.
+        measure: name of the quantity whose change is `effects`: `probability of " Mary"`, or the name of a task.
+        of_task: True if the quantity is the metric of a task, in its units; False if it is a probability.
+        n_prompts: number of prompts that effects are averaged over.
+        value, value_se: the quantity with no head removed, and its standard error; NaN if it has none.
+        watched: tokens as text whose probabilities are kept. The task's answers or the model's next token come first.
+        correct, wrong: the first `correct` watched tokens are correct answers, the next `wrong` ones wrong answers.
+        intact: probability of each watched token with no head removed.
+        without: probability of each watched token without each head.
+        top: for each head, the most probable token without the head, and its probability.
+        effects: a row per head: `delta` (value without the head minus `value`), `delta_se`, and the comparison with the
+            other heads of its layer, `control_delta, control_p, control_p_floor`.
     """
 
     measure: str
@@ -87,23 +91,32 @@ class Removal:
 
     @property
     def deltas(self) -> Float64[np.ndarray, "heads"]:
-        """The change of the quantity without each head."""
+        """Change of the quantity when each head is removed: the column `delta` of `effects` as an array."""
         return self.effects["delta"].to_numpy(np.float64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Wall:
-    """All heads of a model on one sentence.
+    """Attention of all heads of a model on one sentence, and effects of removing each head.
+
+        wall = tls.hooks.wall(model, "The war lasted from the year 1732 to the year 17")
+        tls.report.report(tls.analyze_heads(model), "report.html", walls=wall)
+
+    `tls.plots` and `tls.report` draw it; `wall.table()` is a DataFrame that `tls.write_table` stores.
 
     Attributes:
-        tokens: the sentence's tokens as text, those of its parts that are no whole letters as a box.
-        special: which tokens are special tokens of the tokenizer, such as the start token.
-        heads: a row per head: `layer, head, name, kv_head, second_sink, second_sink_share`, see `WALL`.
-        levels: attention of each head, from a query (row) to a key, in `LEVELS` steps.
-        causal: whether queries see no later key.
-        removal: what the answer loses; None where nothing was removed.
-        why_not: why nothing was removed, else empty.
-        origin: `attrs` that tell the model.
+        tokens: the sentence's tokens as text. A box stands for a token that is a fraction of a letter.
+        special: for each token, whether it is a special token of the tokenizer, such as the start token.
+        heads: DataFrame, a row per head: `layer, head, name`, `kv_head` (the key/value head that it reads), and
+            `second_sink, second_sink_share` (position of the layer's second attention sink or -1, and its attention).
+        levels: attention of each head, queries down and keys across, as integers from 0 to `LEVELS` (255 is 1). The
+            property `attention` has the same as numbers from 0 to 1.
+        causal: True if queries see no later key.
+        removal: a `Removal`, the effects of removing each head; None if no head was removed.
+        why_not: the reason if no head was removed, else empty.
+        origin: dict of `attrs` that name the model.
+
+    Not established: why a head attends where it does, or what it does on other text.
     """
 
     tokens: Sentence
@@ -116,31 +129,38 @@ class Wall:
     origin: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        removed = self.why_not if self.removal is None else self.removal.measure
-        return f"Wall({self.sentence!r}, {len(self.heads)} heads; {removed})"
+        measure = self.why_not if self.removal is None else self.removal.measure
+        return f"Wall({self.sentence!r}, {len(self.heads)} heads; {measure})"
 
     @property
     def sentence(self) -> str:
-        """The sentence, without special tokens."""
+        """The sentence as text, without special tokens."""
         words = (token for token, special in zip(self.tokens, self.special, strict=True) if not special)
         return "".join(words).strip()
 
     @property
     def attention(self) -> Float[np.ndarray, "heads query key"]:
-        """Attention of each head, to the nearest of `LEVELS` steps."""
+        """Attention of each head, 0 to 1, rounded to multiples of 1 / 255."""
         return self.levels / np.float32(LEVELS)
 
     @cached_property
     def seen(self) -> Bool[np.ndarray, "query key"]:
-        """Which pairs of a query and a key are kept in `pattern` texts: in a decoder none of a later key."""
+        """Mask [query, key] of the pairs that `pattern` texts keep. In a decoder, keys after the query are left out."""
         return _seen(len(self.tokens), causal=self.causal)
 
     def pattern_text(self, head: int) -> str:
-        """Return the attention of one head (its row of `heads`) as base64, a byte for each pair that can be seen."""
+        """Return the attention of one head as base64 text, one byte per True entry of `seen`.
+
+        `head` is the row of the head in `heads`.
+        """
         return base64.b64encode(self.levels[head][self.seen].tobytes()).decode("ascii")
 
     def table(self) -> pd.DataFrame:
-        """Return a table from which `wall_of_table` makes the same wall; `write_table` keeps it."""
+        """Return the wall as a DataFrame with a row per head, for `tls.write_table`.
+
+        Columns are those of `heads`, `pattern` (attention as base64 text) and, if heads were removed, the effects.
+        `wall_of_table` turns it back into a `Wall`.
+        """
         frame = self.heads.assign(pattern=[self.pattern_text(head) for head in range(len(self.heads))])
         attrs: dict[str, Any] = {
             "tokens": list(self.tokens),
@@ -156,9 +176,11 @@ class Wall:
                 top_probability=[probability for _, probability in removal.top],
                 **{name: removal.effects[name].to_numpy() for name in removal.effects},
             )
-            attrs["removal"] = {name: getattr(removal, name) for name in _OF_ALL_HEADS}
+            attrs["removal"] = {name: getattr(removal, name) for name in _REMOVAL_FIELDS}
             attrs["removal"] |= {"watched": list(removal.watched), "intact": removal.intact.tolist()}
-        return WALL.frame(frame[[one.name for one in WALL.columns if one.name in frame]], {**self.origin, **attrs})
+        return WALL.frame(
+            frame[[column.name for column in WALL.columns if column.name in frame]], {**self.origin, **attrs}
+        )
 
 
 def _seen(n: int, *, causal: bool) -> Bool[np.ndarray, "query key"]:
@@ -166,25 +188,25 @@ def _seen(n: int, *, causal: bool) -> Bool[np.ndarray, "query key"]:
     return np.tril(whole) if causal else whole
 
 
-_OF_ALL_HEADS = ("measure", "of_task", "n_prompts", "value", "value_se", "correct", "wrong")
-_OF_A_WALL = ("tokens", "special", "causal", "why_not", "removal", "table", "columns")
+_REMOVAL_FIELDS = ("measure", "of_task", "n_prompts", "value", "value_se", "correct", "wrong")
+_WALL_KEYS = ("tokens", "special", "causal", "why_not", "removal", "table", "columns")
 
 
 def wall_of_table(table: pd.DataFrame) -> Wall:
-    """Return the wall whose `table()` this is, as it was measured."""
-    attrs, of_heads = table.attrs, ["layer", "head", "name", "kv_head", "second_sink", "second_sink_share"]
-    removal, told = None, attrs.get("removal")
-    if told is not None:
+    """Turn a table that `Wall.table` made (also read from a file) back into the same `Wall`."""
+    attrs, head_columns = table.attrs, ["layer", "head", "name", "kv_head", "second_sink", "second_sink_share"]
+    removal, stored = None, attrs.get("removal")
+    if stored is not None:
         removal = Removal(
-            measure=str(told["measure"]),
-            of_task=bool(told["of_task"]),
-            n_prompts=int(told["n_prompts"]),
-            value=float(told["value"]),
-            value_se=float("nan") if told["value_se"] is None else float(told["value_se"]),
-            correct=int(told["correct"]),
-            wrong=int(told["wrong"]),
-            watched=tuple(told["watched"]),
-            intact=np.array(told["intact"], dtype=np.float64),
+            measure=str(stored["measure"]),
+            of_task=bool(stored["of_task"]),
+            n_prompts=int(stored["n_prompts"]),
+            value=float(stored["value"]),
+            value_se=float("nan") if stored["value_se"] is None else float(stored["value_se"]),
+            correct=int(stored["correct"]),
+            wrong=int(stored["wrong"]),
+            watched=tuple(stored["watched"]),
+            intact=np.array(stored["intact"], dtype=np.float64),
             without=np.array([list(row) for row in table["probabilities"]], dtype=np.float64),
             top=tuple(zip(table["top_token"], table["top_probability"].astype(float), strict=True)),
             effects=pd.DataFrame({name: table[name].to_numpy() for name in ("delta", "delta_se", *KEPT_CONTROLS)}),
@@ -197,10 +219,10 @@ def wall_of_table(table: pd.DataFrame) -> Wall:
     return Wall(
         tuple(attrs["tokens"]),
         tuple(attrs["special"]),
-        pd.DataFrame({name: table[name].to_numpy() for name in of_heads}),
+        pd.DataFrame({name: table[name].to_numpy() for name in head_columns}),
         levels,
         causal,
         removal,
         str(attrs["why_not"]),
-        {str(name): value for name, value in attrs.items() if name not in _OF_A_WALL},
+        {str(name): value for name, value in attrs.items() if name not in _WALL_KEYS},
     )

@@ -1,4 +1,4 @@
-"""`edge_effects`: what a head's attention, or a task, loses when one sender is taken out of what a receiver reads."""
+"""`edge_effects`: change of a head's attention, or of a task, when one sender is cut from the input of a receiver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
@@ -43,43 +43,50 @@ SEQUENCES = 16
 DRAWS = 20
 
 MEASURED = 50
-"""Edges with the largest estimates that `screen="gradient"` chooses and measures."""
+"""Number of edges with the largest estimates that `screen="gradient"` measures."""
 
 MOST = 2_000
-"""Edges of pairs that are measured without a screen; a tenth of a second each on SmolLM2-135M."""
+"""Largest number of edges that are measured for a task of pairs without a screen (one takes .1 s on SmolLM2-135M)."""
 
 Measure = Literal["prev", "dup", "ind", "attention", "task"]
-"""What an edge has an effect on: a head's attention, as a detector reads it or at `Task.attention`, or the metric."""
+"""The quantity whose change is `delta`: a head's attention, or the metric of the task.
+
+"prev", "dup", "ind": attention to the previous token, the same token, the token after the same token. "attention": at
+`Task.attention`. "task": the metric.
+"""
 
 EDGE_EFFECTS = Schema(
     "edge_effects",
     (
         *columns("""
-            sender         | label          | What writes: a head (L16H0), a mixer (L2MIX), an MLP (L3MLP) or embedding.
+            sender         | label          | The writer: a head (L16H0), a mixer (L2MIX), an MLP (L3MLP) or embedding.
             layer          | index          | Layer of the sender; -1 for embedding.
-            head           | index          | Head of the sender; -1 for all but heads.
-            receiver       | label          | What reads: of a head (L18H6.q), or shared by heads (L18KV2.k).
-            receiver_layer | index          | Layer of the receiver; of logits the number of layers.
-            receiver_head  | index          | Head whose attention is measured; for a task the first asked for, or -1.
-            input          | label          | What reads without the sender: q, k or v of a head, mlp or logits.
-            reached?       | label          | Heads whose input changes with the edge; an effect on a task is of all.
-            position?      | label          | Where the sender's write is cut, as it was asked for. With at=.
-            attention?     | probability    | Intact, of receiver_head, mean over queries and sequences; NaN for a task.
-            delta          | of the measure | Cut edge less intact model: of that attention, or of the task's metric.
-            delta_se       | of the measure | Standard error of delta over sequences, paired; NaN for one.
+            head           | index          | Head of the sender; -1 for other senders.
+            receiver       | label          | The reader: input of a head (L18H6.q) or shared by heads (L18KV2.k).
+            receiver_layer | index          | Layer of the receiver; for logits the number of layers.
+            receiver_head  | index          | Head whose attention is measured; for a task the first head named, or -1.
+            input          | label          | Input that loses the write: q, k or v of a head, mlp or logits.
+            reached?       | label          | Heads whose input changes with the cut; an effect on a task is due to all.
+            position?      | label          | Position whose write is cut, as given in at=. With at=.
+            attention?     | probability    | Intact attention of receiver_head, mean over queries and sequences. NaN
+                           |                | for a task.
+            delta          | of the measure | Attention or metric with the edge cut minus the intact value.
+            delta_se       | of the measure | Standard error of delta over sequences, paired; NaN for one sequence.
         """),
         *CONTROL_COLUMNS,
         *columns("""
-            pvalue?       | probability | As control_p, among the effects of all senders of the receiver.
+            pvalue?       | probability | As control_p, with the draws of all senders of the receiver pooled.
             pvalue_floor? | probability | Smallest possible pvalue, 1 / (1 + draws of all senders of the receiver).
             qvalue?       | probability | pvalue corrected for the number of rows (Benjamini-Hochberg).
-            k_composition? | ratio      | Composition score from weights, mean over the receiver's heads; else NaN.
+            k_composition? | ratio      | Composition score from weights, mean over the receiver's heads. NaN for
+                          |             | senders that are not heads.
             estimate?     | of the metric | First-order estimate of delta. With screen.
-            estimate_se?  | of the metric | Standard error of estimate over pairs; NaN where there is none of each pair.
-            selected?     | share       | Bootstrap samples of pairs in which the edge is among as many largest as were
-                          |             | chosen. It is of the estimate on such prompts, not of the mechanism.
-            measured?     | label       | What measures delta: top (the largest estimates), random others by their ranks
-                          |             | (51 to 500), logits (all near the largest that write there), or empty.
+            estimate_se?  | of the metric | Standard error of estimate over pairs; NaN if pairs have no estimates of
+                          |             | their own.
+            selected?     | share       | Share of bootstrap samples of pairs in which the screen chooses the edge. A
+                          |             | property of the estimate on such prompts, not of the mechanism.
+            measured?     | label       | Why delta was measured: top (largest estimates), ranks such as 51 to 500
+                          |             | (drawn at random), logits (near the largest), or empty: not measured.
             eap_name?     | label       | Name in EAP and MIB: a16.h0->a18.h6<k>. With pairs.
         """),
     ),
@@ -102,11 +109,9 @@ def edge_effects(
     folder: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Cut each edge from a sender into what a receiver reads, one at a time.
+    """Cut each edge from a sender to a receiver, one at a time, and measure how attention or a task changes.
 
-    An edge is cut by taking what the sender wrote in the intact run out of what the receiver reads; everything else
-    stays as it is. The input norm, a query/key norm, rotation, softcap and masks are computed again as the model has
-    them, so that the numbers are what a forward pass under `ablate(..., into=)` gives, from one pass of the model.
+    Use it to find which earlier heads and MLPs feed a head. A cut subtracts a write from the receiver's input alone.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -115,93 +120,38 @@ def edge_effects(
     'L0H3'
 
     Args:
-        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        receivers: what reads: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list, `{"k": heads, "q": others}`, or
-            a table with a column `receiver`. Heads that share keys or values, or a latent that these
-            are projected from, all get the edit; the column `reached` names them. None is everything that reads, of a
-            task of pairs.
-        senders: writers of earlier layers, and for an MLP the heads of its own that it reads. None: every such head, of
-            pairs every MLP and the embedding too. Heads in any form; or a list of heads and of `"heads"`,
-            `"embedding"`, `"L3MLP"`, `"mlps"`, `"L2MIX"`, `"mixers"`. A mixer is what a layer of a hybrid has in the
-            place of heads or beside them; its write is what the layer adds less its heads and its MLP.
-        task: prompts, and for `measure="task"` the metric; None is 16 repeated sequences with segments of 64 tokens and
-            the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(prompts)`.
-        measure: what the edge has an effect on. `"prev"`, `"dup"` and `"ind"`: the attention of a head that reads
-            queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
-            `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
-            receiver's layer. None is `"ind"` for one receiver of queries or keys on repeated sequences (no task, or
-            the induction task), else `"task"`.
-        replace: what stands in the place of the sender's write: its `"mean"` over positions and sequences, `"zero"`,
-            its write on another sequence of the task (`"resample"`), or on the pair of each prompt
-            (`"counterfactual"`), which is the only one without receivers. None: the pair where the task has
-            `counterfactual=`, else the mean; `attrs["replace"]` says which.
-        control: `"random"` also takes away, in place of the write, 20 of equal norm at each token in random directions
-            (the sender's output map, its directions replaced by Haar-random ones); a number says how many draws.
-            For `pvalue`, control effects of all senders of a receiver are pooled. `control_p_floor` and `pvalue_floor`
-            are the smallest possible p: 19 draws reach a `control_p` of .05. With 20 draws the call took 13 times as
-            long on SmolLM2-135M.
-        at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
-            task's positions, or numbers, negative from the end of each prompt; or `[[3, 4]]`, a position of each
-            prompt, which the column `position` calls given. None: all positions at once.
-        screen: how many edges of pairs are chosen; `"gradient"` is 50. Every edge is estimated to first order, and the
-            largest are measured. So are those to the logits up to rank 200, and of the others 30 of ranks 51 to 500,
-            20 of ranks 501 to 5,000 and 20 beyond, drawn at random (all in proportion to the number chosen): what the
-            screen may have missed is in `attrs["missed"]`, see `tls.hooks.missed_edges`. `selected` says which of the
-            largest another sample of pairs would choose. Without receivers there are too many edges to measure all.
-        method: of the estimate: `"EAP"`, gradients at the clean run, or `"EAP-IG"`, their mean over five embeddings
-            between the counterfactual and the clean one (None), which takes four times as long. EAP can have the wrong
-            sign. `"EAP-QK"` makes the whole change of queries and keys, takes norms and the softmax of the rows that
-            read them again, and multiplies what that changes by the gradient in the attention; it is EAP for all other
-            receivers, and for queries and keys whose norm runs over all heads (OLMo 2). It takes three times as long as
-            EAP, and more in deeper models: each write is projected in each later layer.
-        folder: a folder with one file per job, and one for estimates; a run that was stopped is resumed from there. A
-            job is of consecutive layers of receivers, as many as fill a pass of the model, and for attention of one
-            layer. Jobs are shared out as `joblib.parallel_config(n_jobs=)` says.
-        seed: of sequences and control draws.
+        model: a TransformerBridge or HookedTransformer.
+        receivers: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list, `{"k": heads}`, or a table with a column
+            `receiver`. Default: every receiver; this needs a task of pairs (with `counterfactual=`).
+        senders: heads ("L5H1", "L5"), "embedding", "L3MLP", "L2MIX" (mixer: a state-space block), a list; or "heads",
+            "mlps", "mixers" for all. Default: all earlier heads; for pairs also MLPs and the embedding.
+        task: prompts and metric. Default: 16 repeated random sequences and the induction loss.
+        measure: a head's attention to the previous token ("prev"), the same ("dup"), the token after the same ("ind"),
+            or at `Task.attention` ("attention"); or the metric ("task"). Default: "ind" for one receiver of queries or
+            keys on repeated sequences, else "task".
+        replace: the write's "mean" (default), "zero", "resample" (another sequence), "counterfactual" (pairs' default).
+        control: "random" also subtracts 20 random writes of equal size; a number sets how many.
+        at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
+        screen: "gradient" estimates all edges of pairs and measures the 50 largest and some others; a number: as many.
+        method: "EAP" (edge attribution patching), "EAP-IG" (default: integrated gradients) or "EAP-QK" (new softmax).
+        folder: keeps finished jobs; the same call resumes from it. seed: of sequences and controls.
 
     Returns:
-        DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
-        group, by its receiver's name), sorted by receiver, then sender; of pairs one per edge, with a screen the
-        largest estimate first. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached?,
-        position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?,
-        control_p_floor?, control_draws?, excess_z?, pvalue?, pvalue_floor?, qvalue?, k_composition?, estimate?,
-        estimate_se?, selected?, measured?, eap_name?`. A sender that writes behind the receiver has no row. `attrs`
-        hold model and settings; `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3,
-        OLMo 2), in which a head's write is its share with that norm's scale held.
+        DataFrame, a row per sender and receiver. Columns: `sender, layer, head, receiver, receiver_layer,
+        receiver_head, input, reached?, position?, attention?, delta, delta_se, control_delta?, control_delta_se?,
+        control_excess?, control_p?, control_p_floor?, control_draws?, excess_z?, pvalue?, pvalue_floor?, qvalue?,
+        k_composition?, estimate?, estimate_se?, selected?, measured?, eap_name?`. `delta` is the value with the cut
+        minus the intact value (probability, or unit of the metric).
 
-        With a screen `attrs` also hold `overlap_half`: what the largest edges of two disjoint halves of the pairs have
-        in common (Jaccard index, mean of 100 splits), so that it is of half as many pairs; `overlap_quarter`; and
-        `overlap_extrapolated`, of two samples as large as this one, and `units_extrapolated`, how many distinct pairs
-        would give .9, which follow from both by a power law and have no error. `units` says what was drawn: `"pairs"`,
-        `"blocks"` of them where estimates take more than 1 GiB, or `"all"`: a metric whose value of a prompt depends on
-        other prompts has no estimate per pair, and `estimate_se` and `selected` are NaN.
+    Raises: BadHead, ValueError, UnsupportedArchitecture, ScoreMismatch, EditNotHonored (an open `ablate(into=)` edits a
+    receiver), IncompatibleCheckpoint (the folder holds other work).
 
-    Raises:
-        BadHead: a head or a receiver that does not exist.
-        ValueError: attention measured at values, on which it does not depend, or at queries and keys that the
-            sequences do not have; a receiver without earlier senders; positions that prompts do not have, or that the
-            table would call alike; an unknown option, or options that do not go together.
-        TypeError: a position that is no whole number.
-        UnsupportedArchitecture: a residual stream that is no sum of what heads and MLPs write; layers that cannot be
-            read.
-        ScoreMismatch: the attention of the run does not follow from its own queries and keys (measured, or by EAP-QK).
-        EditNotHonored: a block of `ablate(..., into=)` is open on a receiver; by EAP-QK also a model whose output does
-            not depend on the z that it shows.
-        IncompatibleCheckpoint: the folder holds other work.
-
-    Source: path patching (Wang et al. 2023, section 3; Goldowsky-Dill et al. 2023) with the receiver's input norm
-    recomputed, not frozen. Estimates: Syed et al. 2023 (EAP), Hanna et al. 2024 (EAP-IG), and after AtP* (Kramár et al.
-    2024), there for nodes, EAP-QK.
-
-    What it does not establish: that an edge without effect carries nothing. Others can stand in, and some edges matter
-    only together: cut those with `ablate(..., into=)`. The null of `pvalue` holds writes of all senders, so one that
-    writes little has to beat the noise of those that write much. `k_composition` does not say that a path is used. An
-    edge of `selected` 1 is stable as an estimate on prompts of this kind; that says nothing of other prompts, nor that
-    it does what its estimate says.
+    Not established: that an edge without effect carries nothing; other edges may carry the same (cut several by
+    `ablate(..., into=)`). More: docs/wiring.md, docs/circuits.md
     """
     with measured(model) as view:
         require_stream(view)
-        # Before the receivers: where none are given, they are those of the task's pairs.
+        # The task comes before the receivers, because by default its pairs define them.
         chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
         of_pairs = chosen_task.counterfactual is not None
         draws = _draws(receivers, measure, replace, control, screen, method, of_pairs)
@@ -216,8 +166,8 @@ def edge_effects(
         cuts = _cuts(view, ends, senders, pairs, places, queried, replace)
         if receivers is None and screen is None and len(cuts.edges) > MOST:
             raise ValueError(
-                f"{len(cuts.edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
-                f"and measures the {MEASURED} largest and some others, or receivers"
+                f"{len(cuts.edges):,} edges would be measured one by one (at most {MOST:,} are): give "
+                f"screen='gradient', which measures the {MEASURED} with the largest estimates, or name receivers="
             )
         measurement = Measurement(
             EDGE_EFFECTS,
@@ -254,7 +204,7 @@ def edge_effects(
             table["qvalue"] = scipy.stats.false_discovery_control(table["pvalue"])
         made = measurement.table(
             table,
-            **_said(view, sequences, pairs, cuts),
+            **_attrs(view, sequences, pairs, cuts),
             **({"n_edges": len(table), **stability} if estimates else {}),
         )
         if estimates:
@@ -264,19 +214,29 @@ def edge_effects(
 
 @dataclass(frozen=True)
 class _Cuts:
-    """The edges that a call cuts, and what it takes to cut them."""
+    """The edges (sender to receiver) that a call of `edge_effects` cuts.
+
+    Attributes:
+        edges: all edges, one row of the table each.
+        ends: the receivers.
+        senders: heads, MLPs, mixers and the embedding whose writes are cut.
+        below: senders stand in layers 0 to `below` - 1.
+        places: from the name of a position (`at=`) to the position in each sequence.
+        queried: queries and keys whose attention is measured; None: the effect is measured on the task.
+        replace: what replaces a cut write.
+    """
 
     edges: list[Edge]
     ends: list[Reached]
     senders: list[Sender]
-    below: int  # the first layer whose writes no receiver reads
+    below: int
     places: dict[str, Int[Tensor, "sequences"]]
-    queried: QueryKeyPairs | None  # None: the effect is on the task
+    queried: QueryKeyPairs | None
     replace: Replaced
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What of the cuts a folder of stored work is bound to."""
+        """Dict with the names of positions, senders and receivers, by which a folder of stored jobs is recognised."""
         return {
             "places": {name: positions.tolist() for name, positions in self.places.items()},
             "senders": [sender.name for sender in self.senders],
@@ -285,16 +245,17 @@ class _Cuts:
 
 
 def _ends(view: AttentionView, receivers: Receivers | None, pairs: Pairs | None) -> list[Reached]:
-    """Return the receivers, in the order of a forward pass for pairs, each with the heads that its cut reaches.
+    """Return the receivers of a call of `edge_effects`; None stands for all receivers of the model.
 
-    `receivers` None is every receiver of the pairs. Raises ValueError for an empty list, BadHead for what does not
-    exist, and EditNotHonored for receivers that an open context edits.
+    `pairs` are the clean and counterfactual prompts, None for a task without pairs. With pairs, receivers are sorted as
+    in a forward pass. Raises ValueError for an empty list, BadHead for a receiver that does not exist, EditNotHonored
+    for a receiver that an open `ablate(into=)` block edits.
     """
     if receivers is None and pairs is not None:
         receivers = pairs.graph.receivers
     ends = [] if receivers is None else reached(view, receivers)
     if not ends:
-        raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
+        raise ValueError("no receivers were given: write a name such as 'L18H6.k', or a list of names")
     for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
         points = [view.hook_points.get(name) for name in view.hook_names(receiver.layer).values()]
         refuse_open_receivers(points, receiver.input, [receiver.head])
@@ -310,14 +271,18 @@ def _cuts(
     queried: QueryKeyPairs | None,
     replace: Replaced,
 ) -> _Cuts:
-    """Return the edges from the senders to the receivers. Raises ValueError for receivers that no sender reaches."""
+    """Return the edges from the senders to the receivers `ends`, as a `_Cuts`.
+
+    `senders` is the argument of `edge_effects`, `pairs` the clean and counterfactual prompts or None. `places`,
+    `queried` and `replace` are the fields of `_Cuts`. Raises ValueError if a receiver has no earlier sender.
+    """
     # An MLP also reads what heads of its own layer write; queries, keys and values do not.
     below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
     writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
     if pairs is not None:
         writers = sorted(writers, key=lambda sender: pairs.graph.sender_index[sender.name])
     edges = edges_between(view, writers, ends, each_head=queried is not None, places=[*places] or [None])
-    # Receivers of pairs are by default all there are, and some may lie before every given sender.
+    # With pairs the default is all receivers, and some may stand before every sender: not an error.
     _require_senders(edges, ends if pairs is None else [])
     return _Cuts(edges, ends, writers, below, places, queried, replace)
 
@@ -332,12 +297,13 @@ def _effects(
     draws: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Cut the edges that are to be measured, a job for some kinds of receivers.
+    """Cut the edges marked in `is_measured`. Return their columns `delta, delta_se, ...`, a row per measured edge.
 
-    Returns their columns, indexed by the edge's place among `edges`.
+    The index is the edge's place in `edges`. `draws` is the number of control writes per edge. A job covers some kinds
+    of receivers (layer and input); `measurement` runs or loads the jobs.
     """
     kinds = by_kind(edges, np.flatnonzero(is_measured).tolist())
-    # On a task as many as fill a pass. Attention is computed of one kind, without a pass.
+    # On a task, a job has as many edges as fill a pass. Attention needs no pass: a job has one kind of receiver.
     tokens = TOKENS_OF_JOB if measurement.folder is not None else batch_on(view.device).tokens
     each = (1 + draws) * sequences.tokens.numel()
     sizes = {kind: len(rows) * each if cuts.queried is None else tokens for kind, rows in kinds.items()}
@@ -347,7 +313,7 @@ def _effects(
         ]
         for some in filled(sizes, tokens)
     }
-    # Logits count as a layer of their own, and are computed from the last one.
+    # The receiver "logits" has a layer of its own (n_layers); it is replayed from the last layer.
     layers = sorted({min(layer, view.n_layers - 1) for layer, _ in kinds})
     columns_by_job = measurement.made(
         [
@@ -366,14 +332,21 @@ def _effects(
 
 
 def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
-    """Return the columns that say which edge a row is of."""
+    """Return a DataFrame with a row per edge and the columns that name it: `sender, layer, head, receiver, ...`.
+
+    `pairs` are the clean and counterfactual prompts, or None. With pairs, the column `eap_name` has the edge's name in
+    the notation of edge attribution patching (EAP), such as "a16.h0->a18.h6<k>".
+    """
     return pd.DataFrame([
         {**edge.names, **({} if pairs is None else {"eap_name": pairs.graph.eap_name(edge)})} for edge in edges
     ])  # fmt: skip
 
 
-def _said(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cuts: _Cuts) -> dict[str, Any]:
-    """Return what a table says of the prompts, and the layers whose heads write through a norm that is held."""
+def _attrs(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cuts: _Cuts) -> dict[str, Any]:
+    """Return a dict of attrs of the table: facts about the prompts, positions, hashes of pairs.
+
+    `norm_behind_held` has the layers with a norm after the attention.
+    """
     return {
         **sequences.recorded(view),
         "norm_behind_held": [
@@ -385,10 +358,14 @@ def _said(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cu
 
 
 def _screen_quality(made: pd.DataFrame) -> dict[str, Any]:
-    """Return how far estimates and effects agree, and what the screen may have missed, of a table with a screen."""
-    # Of edges to the logits all near the chosen ones are measured: neither the largest nor drawn at random.
+    """Return a dict of attrs on the screen: `rank_correlation_top`, `rank_correlation_control` and `missed`.
+
+    `made` is the table of `edge_effects`. The two correlations are Spearman's, of estimate and effect, over the edges
+    with the largest estimates and over edges drawn at random. `missed` has the rows of `missed_edges`.
+    """
+    # Edges labelled "logits" are neither the largest nor drawn at random, so they are in neither group.
     top, drawn = made["measured"] == "top", ~made["measured"].isin(("", "top", "logits"))
-    # A missed effect counts as large from this median on: where it is 0, every effect would.
+    # missed_edges calls an effect large from this median on. With a median of 0 every effect would be large.
     large = float(made.loc[top, "delta"].abs().median())
     return {
         "rank_correlation_top": agreement(made.loc[top])[0],
@@ -398,22 +375,34 @@ def _screen_quality(made: pd.DataFrame) -> dict[str, Any]:
 
 
 def _replaced(receivers: Receivers | None, replace: Replaced | None, of_pairs: bool) -> Replaced:
-    """Return what stands in the place of a write. Raises ValueError for pairs that the task does not have."""
+    """Return the value of `replace` with its default filled in. `of_pairs`: the task has counterfactual prompts.
+
+    Raises ValueError if "counterfactual" is needed and the task has no pairs.
+    """
     if receivers is None or replace is None:
         replace = "counterfactual" if receivers is None or of_pairs else "mean"
     if replace == "counterfactual" and not of_pairs:
-        raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
+        raise ValueError(
+            "replace='counterfactual' and receivers=None need paired prompts: give a Task with counterfactual="
+        )
     return replace
 
 
 def _measure(ends: list[Reached], task: Task, pairs: Pairs | None) -> Measure:
-    """Return what edges have an effect on where the caller does not say."""
+    """Return the default of `measure`: "ind" or "task".
+
+    "ind" for one receiver of queries or keys (`ends`) on repeated sequences without pairs, otherwise "task".
+    """
     repeated = pairs is None and isinstance(task.prompts, RepeatedSegments)
     return "ind" if repeated and len(ends) == 1 and ends[0].receiver.input in ("q", "k") else "task"
 
 
 def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:
-    """Return the draws of the control. Raises ValueError for options that do not exist or do not go together."""
+    """Return the number of control draws for the arguments of `edge_effects`; 0 without a control.
+
+    `of_pairs`: the task has counterfactual prompts. Raises ValueError for unknown options and options that exclude each
+    other.
+    """
     of_all = receivers is None
     for name, value, known in (
         ("measure", measure, (None, "prev", "dup", "ind", "attention", "task")),
@@ -422,24 +411,28 @@ def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any
         ("method of screen='gradient'", method, (None, *STEPS)),
     ):
         if not isinstance(value, str | type(None)) or value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {shown(value)}")
     if _is_count(screen) and int(screen) < 1:
-        raise ValueError(f"screen is how many edges are chosen, 1 or more, not {screen!r}")
+        raise ValueError(f"screen must be 'gradient' or a number of edges, 1 or more, not {shown(screen)}")
     if of_all and measure not in (None, "task"):
-        raise ValueError(f"measure={measure!r} is of one receiver: an edge of pairs has an effect on the task")
+        raise ValueError(
+            f"measure={shown(measure)} needs receivers=: without receivers only measure='task' is possible"
+        )
     if of_all and replace not in (None, "counterfactual"):
-        raise ValueError(f"without receivers, edges are cut to the counterfactual: leave replace={replace!r} out")
+        raise ValueError(
+            f"replace={shown(replace)} needs receivers=: without them edges are replaced by the counterfactual"
+        )
     if of_all and control is not None:
-        raise ValueError("control='random' is of given receivers; the control of a circuit is in faithfulness()")
+        raise ValueError("control= needs receivers=; for the control of a whole circuit use tls.faithfulness()")
     if screen is not None and not of_all and (replace not in (None, "counterfactual") or not of_pairs):
-        raise ValueError("screen='gradient' is of pairs: give a Task with counterfactual=, and leave replace= out")
+        raise ValueError("screen= needs paired prompts: give a Task with counterfactual=, and leave replace= out")
     if method is not None and screen is None:
-        raise ValueError(f"method={method!r} is how a screen estimates effects: give screen='gradient' too")
+        raise ValueError(f"method={shown(method)} needs a screen: give screen='gradient' too")
     if control is None:
         return 0
     draws = DRAWS if isinstance(control, str) and control == "random" else whole_number(control)
     if draws is None or draws < 1:
-        raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {control!r}")
+        raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {shown(control)}")
     return draws
 
 
@@ -448,19 +441,22 @@ def _is_count(screen: Any) -> bool:
 
 
 def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
-    """Return the position of each sequence at which edges are cut, by a name.
+    """Return a dict from the name of each position in `at` to that position in each sequence, counted from 0.
 
-    Raises ValueError for no such position.
+    Raises ValueError for a position that a prompt does not have.
     """
-    return {str(asked): positions for asked, positions in asked_positions(sequences, listed_positions(at) or [])}
+    return {str(label): positions for label, positions in asked_positions(sequences, listed_positions(at) or [])}
 
 
 def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure: Measure) -> QueryKeyPairs:
-    """Return the queries and keys that attention is measured at. Raises ValueError where there is none."""
+    """Return the positions of queries and keys whose attention `measure` reads, for each sequence.
+
+    Raises ValueError for receivers without attention, and for sequences that the measure does not fit.
+    """
     for receiver in (end.receiver for end in ends):
         if receiver.input not in ("q", "k"):
-            why = "a head's attention does not depend on its values" if receiver.input == "v" else "it has no attention"
-            raise ValueError(f"{receiver.name}: {why}: give measure='task', or queries or keys")
+            why = "attention does not depend on values" if receiver.input == "v" else "it has no attention"
+            raise ValueError(f"{receiver.name}: {why}: give measure='task', or a receiver of queries or keys")
     if measure == "attention":
         positions = attention_positions(sequences.lengths, task.attention)
         if positions is None:
@@ -469,19 +465,24 @@ def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure:
     length = segment_length_of(sequences.tokens)
     if length is None or sequences.padded:
         raise ValueError(
-            f"measure={measure!r} is of repeated sequences [BOS, r, r], and these are others: give "
+            f"measure={shown(measure)} needs repeated sequences [BOS, r, r], and the task has other prompts: give "
             "measure='attention' or 'task'"
         )
-    queries, keys = (torch.tensor(one).expand(len(sequences.tokens), -1) for one in detector_pairs(measure, length))
+    queries, keys = (
+        torch.tensor(positions).expand(len(sequences.tokens), -1) for positions in detector_pairs(measure, length)
+    )
     return QueryKeyPairs(queries, keys)
 
 
 def _require_senders(edges: list[Edge], ends: list[Reached]) -> None:
+    """Raise ValueError if one of the receivers `ends` has no edge, or if there are no edges."""
     without = {end.receiver for end in ends} - {edge.end.receiver for edge in edges}
     if without:
-        raise ValueError(f"{min(without).name}: none of the senders lies in an earlier layer")
+        raise ValueError(f"{min(without).name}: no sender stands in an earlier layer: give earlier senders=")
     if not edges:
-        raise ValueError("none of the senders writes before one of the receivers reads")
+        raise ValueError(
+            "no sender stands in an earlier layer than a receiver: give earlier senders= or later receivers="
+        )
 
 
 def _screened(
@@ -493,36 +494,47 @@ def _screened(
     most: int,
     seed: int,
 ) -> tuple[Int[np.ndarray, "edges"], dict[str, np.ndarray], dict[str, Any]]:
-    """Return the order of the edges by the size of their estimates, the columns of the screen in it, and attrs."""
+    """Estimate all edges; return their order by |estimate|, the columns of the screen in this order, and attrs.
+
+    The order is an array of indices into `edges`. The columns are `estimate, estimate_se, selected, measured`. The
+    attrs say how stable the choice of the `most` largest edges is. `places` are the positions of `at=`, `most` is the
+    number of largest edges to measure.
+    """
     graph, distinct = pairs.graph, pairs.sequences.distinct
     rows = [graph.receiver_index[edge.end.receiver] for edge in edges]
     columns = [graph.sender_index[edge.sender.name] for edge in edges]
     at = [[*places].index(edge.place) if edge.place is not None else 0 for edge in edges]
 
     def estimated() -> pd.DataFrame:
-        found = edge_estimates(pairs, method, [*places.values()])
-        terms = found.terms[:, at, rows, columns]
+        estimates = edge_estimates(pairs, method, [*places.values()])
+        terms = estimates.terms[:, at, rows, columns]
         columns_of = {
             "estimate": terms.sum(0),
-            "estimate_se": estimate_errors(terms, found.sizes),
+            "estimate_se": estimate_errors(terms, estimates.sizes),
             "selected": selected_share(terms, most, seed),
         }
-        return pd.DataFrame({**columns_of, "units": found.units, "n_units": len(terms), **overlaps(terms, most, seed)})
+        return pd.DataFrame(
+            {**columns_of, "units": estimates.units, "n_units": len(terms), **overlaps(terms, most, seed)}
+        )
 
     screen = measurement.first(Job("estimates", estimated))
     n_pairs = len(pairs.sequences.tokens) if distinct is None else int(distinct.max()) + 1
     if n_pairs < ENOUGH:
-        warn_caller(f"{n_pairs} distinct pairs: other pairs may choose other edges; give {ENOUGH} or more")
+        warn_caller(f"{n_pairs} distinct pairs: other pairs may choose other edges; give {ENOUGH} or more pairs")
     to_logits = np.array([edge.end.receiver.input == "logits" for edge in edges])
     order, words = screened_edges(screen["estimate"].to_numpy(), to_logits, most, seed)
-    found = {name: screen[name].to_numpy()[order] for name in ("estimate", "estimate_se", "selected")}
+    ordered = {name: screen[name].to_numpy()[order] for name in ("estimate", "estimate_se", "selected")}
     stability = screen.drop(columns=["estimate", "estimate_se", "selected"]).to_dict("records")[0]
-    return order, {**found, "measured": words[order]}, {k: None if pd.isna(v) else v for k, v in stability.items()}
+    return order, {**ordered, "measured": words[order]}, {k: None if pd.isna(v) else v for k, v in stability.items()}
 
 
 def _prepared(view: AttentionView, sequences: TaskSequences, layers: list[int], cuts: _Cuts, seed: int) -> Prepared:
-    """Return the intact run that every job of some layers cuts edges of."""
+    """Run the model once for all jobs; return the writes of the senders and the intact run of the task.
+
+    `layers` are the layers from which the model is run again for each edge; for attention, the layers whose queries and
+    keys are kept.
+    """
     of_task = cuts.queried is None
-    # Attention follows from stored queries and keys of these layers; for the metric the model runs on from them.
+    # Attention is computed from stored queries and keys of these layers; the metric needs the model to run on.
     run = cached_run(view, sequences, cuts.senders, cuts.below, () if of_task else layers, cuts.replace, seed)
     return Prepared(run, intact_values(view, sequences, layers) if of_task else None, cuts.places)

@@ -1,4 +1,4 @@
-"""`at=` of sweeps and edges: positions at each of which something acts alone, by the names that tables print."""
+"""The argument `at=` of sweeps and edges: positions that are ablated one at a time, and their names in tables."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,14 +13,14 @@ from tlspectral.selection import whole_number
 
 
 def is_one_position(at: Any) -> bool:
-    """Return whether this is one position of all prompts: a name of the task's positions or a number of any library."""
+    """Return True if `at` is one position for all prompts: a name, or a whole number of any library."""
     return isinstance(at, str) or whole_number(at) is not None
 
 
 def listed_positions(at: Any) -> list[Any] | None:
-    """Return the positions that `at=` lists, or the one that it is; None for None.
+    """Return the argument `at` as a list of positions, with one entry if it is a single position; None for None.
 
-    Raises TypeError for an array of numbers, which may be several positions or one of each prompt.
+    Raises TypeError for an array of numbers: it may list several positions, or one position per prompt.
     """
     at = plain(at)
     if at is None or is_one_position(at):
@@ -28,39 +28,39 @@ def listed_positions(at: Any) -> list[Any] | None:
     listed = values(at)
     if are_columns(at) and isinstance(at, tuple):
         raise TypeError(
-            f"at= has two readings: a tuple of {len(at)} arrays or lists may come from np.where, with a column of "
-            "positions in each, or hold the positions of each prompt. Write a list of lists for the second"
+            f"at= is a tuple of {len(at)} arrays or lists, which has two readings: a result of np.where, or a list of "
+            "positions per prompt. Write a list of lists for positions per prompt"
         )
-    if is_array(at) and listed and all(whole_number(one) is not None for one in listed):
+    if is_array(at) and listed and all(whole_number(position) is not None for position in listed):
         raise TypeError(
-            f"at={' '.join(repr(at).split())[:100]} has two readings: {len(listed)} positions, a row for each, or one "
-            f"position of each prompt. Write at={listed[:3]} for the first, at=[{listed[:3]}] for the second"
+            f"at={' '.join(repr(at).split())[:100]} has two readings. Write at={listed[:3]} for {len(listed)} "
+            f"positions, a row for each; write at=[{listed[:3]}] for one position of each prompt"
         )
     return [at] if listed is None else listed
 
 
 def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[str | int, Int[Tensor, "sequences"]]]:
-    """Return how each position is called, and where it is in each prompt, in their order, each once.
+    """Return pairs (label in tables, positions [sequences]) for the entries of `at=`, without duplicates.
 
-    Names and numbers are called as they are given; positions of each prompt `"given"`, with a number where there are
-    several. Raises ValueError for none, for one that a prompt does not have, and for two that tables would print alike,
-    TypeError for no whole numbers.
+    `listed` are the entries. A name or number is its own label. An entry with one position per prompt is labelled
+    "given", or "given 1", "given 2" if there are several. Raises ValueError for an empty list, a position that a prompt
+    does not have, and two different entries with one label; TypeError for numbers that are not whole.
     """
-    found: list[tuple[str | int, Tensor]] = []
-    each = [*listed]
-    if not each:
+    labelled: list[tuple[str | int, Tensor]] = []
+    entries = [*listed]
+    if not entries:
         raise ValueError("at=[] has no positions: give some, or leave at= out")
-    of_prompts = [place for place, one in enumerate(each) if not is_one_position(one)]
-    for place, one in enumerate(each):
-        asked: Any = str(one) if isinstance(one, str) else whole_number(one)
-        positions = position_of(prompts, one if asked is None else asked)
-        if asked is None:
-            asked = "given" if len(of_prompts) == 1 else f"given {1 + of_prompts.index(place)}"
-        alike = [other for name, other in found if str(name) == str(asked)]
-        if not alike:
-            found.append((asked, positions))
-        elif not torch.equal(alike[0], positions):
+    of_prompts = [place for place, entry in enumerate(entries) if not is_one_position(entry)]
+    for place, entry in enumerate(entries):
+        label: Any = str(entry) if isinstance(entry, str) else whole_number(entry)
+        positions = position_of(prompts, entry if label is None else label)
+        if label is None:
+            label = "given" if len(of_prompts) == 1 else f"given {1 + of_prompts.index(place)}"
+        same_label = [earlier for name, earlier in labelled if str(name) == str(label)]
+        if not same_label:
+            labelled.append((label, positions))
+        elif not torch.equal(same_label[0], positions):
             raise ValueError(
-                f"at= has two positions that the table would call {str(asked)!r}: give the task's position another name"
+                f"at= has two positions that the table would call {str(label)!r}: give the task's position another name"
             )
-    return found
+    return labelled

@@ -1,6 +1,6 @@
-"""Proofs, made by short runs and kept for a model: that an edit of attention reaches the output, and others.
+"""Short runs that prove something about a model, such as: an edit of attention changes the logits.
 
-Some bridges compute attention elsewhere and discard the edit.
+Some bridges compute attention elsewhere and ignore the edit. A proof is made once per model and remembered.
 """
 
 from collections import defaultdict
@@ -26,12 +26,17 @@ from tlspectral.models.running.passes import capture_until, require_single_runs,
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes
 
 Checks = Callable[[int], Iterable[Hook]]
-"""Hooks of a layer that raise where its activations in a run without an edit are not as expected."""
+"""Function from a layer to hooks that raise an error if activations of an unedited run are not as expected."""
 
 
 @dataclass
 class _Proofs:
-    """Layers of a model whose edits on one route were proved, and whether the run of all layers was made."""
+    """Proofs for one model and one hook point.
+
+    Attributes:
+        layers: layers whose edits were shown to change the logits.
+        together: True once all layers were tried in one run.
+    """
 
     layers: set[int] = field(default_factory=set)
     together: bool = False
@@ -42,32 +47,28 @@ _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 _of_state: WeakKeyDictionary[Any, tuple[Hashable, set[Hashable]]] = WeakKeyDictionary()
 
 _BEYOND_ROUNDING = 100.0
-"""How many times the largest difference between rows without an edit the logits of an edited row have to move.
+"""Logits of an edited row must move by more than this many times the largest difference between unedited rows.
 
-Measured: 0 between rows without an edit on a CPU, where an edit moves logits of SmolLM2-135M by 3.8 and more.
+Measured on a CPU with SmolLM2-135M: unedited rows differ by 0, and an edit moves logits by 3.8 or more.
 """
 
 
 def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Checks | None = None) -> None:
-    """Prove by a short run, once per model, layer and route, that an edit moves the logits, else EditNotHonored.
+    """Raise EditNotHonored unless a short run shows that an edit of a layer changes the logits.
 
-    The route is a hook point of scores, pattern, z or what heads read, by its name in `AttentionView.hook_names`.
-    The probe runs without the user's hooks, so that they do not record it. The `checks` of a layer are on the model in
-    a run without the edit, and may raise.
-
-    The first layer of a route is proved alone. When a second one is asked for, all layers are proved in one run, each
-    by a row of the batch that is edited in this layer. A layer that this leaves in doubt is proved alone when it is
-    asked for, so that only its own ablations are refused.
-
-    Where something of the user's acts inside the modules, such as a replaced forward, the proof is made with it, each
-    time: it may discard the edit.
+    Made once per model, layer and `route`, the edited hook point by its short name in `AttentionView.hook_names`, such
+    as "scores", "pattern", "z" or "query". `checks`: function from a layer to hooks that are placed in an unedited run
+    and may raise. The user's hooks are off meanwhile, so they do not record the short runs.
     """
+    # A replaced forward of the user may discard the edit: prove with it, and each time.
     acting = acts_inside(view.model, view.hook_points)
     proofs = _Proofs() if acting else _proofs.setdefault(view.model, defaultdict(_Proofs))[route]
     if layer in proofs.layers:
         return
     require_single_runs(view)
     with without_hooks(view.model, view.hook_points), evaluating(view.model), torch.no_grad():
+        # The first layer is proved alone. At the second, all layers are proved in one run, a row of the batch each.
+        # A layer that stays in doubt is proved alone when it is needed, so only its own ablations are refused.
         if proofs.layers and not proofs.together:
             proofs.together = True
             proofs.layers |= _honoured_together(view, route, checks)
@@ -77,6 +78,7 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
 
 
 def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks | None) -> None:
+    """Raise EditNotHonored unless an edit of this one layer, with either sign, changes the logits of a short run."""
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     name = view.hook_names(layer)[route]
     with view.hooks_on(() if checks is None else checks(layer)):
@@ -85,19 +87,23 @@ def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks |
         with view.hooks_on([(name, partial(_edited, view, layer, route, slice(None), sign))]):
             if not torch.equal(intact, whole_logits(view, tokens)):
                 return
-    raise EditNotHonored(f"an edit of {name} does not change the logits of this model, so an ablation there cannot")
+    raise EditNotHonored(
+        f"an edit of {name} does not change the logits of this model, so an ablation there has no effect: load the "
+        "model with another backend of tls.load_model"
+    )
 
 
 def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -> set[int]:
-    """Return layers that pass their checks and whose edit moves the logits of its row clearly beyond rounding.
+    """Return the layers that pass their `checks` and whose edit moves the logits by much more than rounding.
 
-    Behind the row of each layer stands one without an edit. What these rows differ by is rounding.
+    All layers are tried in one run with two rows per layer: one edited in this layer, one unedited. Unedited rows
+    differ only by rounding. `route` is the short name of the edited hook point.
     """
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     layers = [layer for layer in view.layers if route in view.hook_names(layer)]
     failed: set[int] = set()
     if checks is not None:
-        checking = [(name, partial(_noted, failed, one, check)) for one in layers for name, check in checks(one)]
+        checking = [(name, partial(_noted, failed, layer, check)) for layer in layers for name, check in checks(layer)]
         with view.hooks_on(checking):
             whole_logits(view, tokens)
     edits = [
@@ -108,11 +114,11 @@ def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -
         logits = logits_at(view, tokens.repeat(2 * len(layers), 1), LAST)
     edited, intact = logits.flatten(1).unflatten(0, (-1, 2)).unbind(1)
     moved = (edited - intact).abs().amax(1) > _BEYOND_ROUNDING * (intact - intact[0]).abs().amax()
-    return {layer for layer, one in zip(layers, moved.tolist(), strict=True) if one} - failed
+    return {layer for layer, has_moved in zip(layers, moved.tolist(), strict=True) if has_moved} - failed
 
 
 def _noted(failed: set[int], layer: int, check: Callable[..., Any], activation: Tensor, hook: Any) -> None:
-    """Run a check, and note its layer where it raises."""
+    """Run a check on an activation. If it raises an error of this package, add the layer to the set `failed`."""
     try:
         with checked_at_end():
             check(activation, hook=hook)
@@ -123,10 +129,11 @@ def _noted(failed: set[int], layer: int, check: Callable[..., Any], activation: 
 def _edited(
     view: AttentionView, layer: int, route: str, rows: slice, sign: float, activation: Tensor, hook: Any
 ) -> Tensor:
-    """Return an activation with an edit of some rows, larger than what it edits.
+    """Return a copy of the activation in which some rows of the batch are changed by more than their own size.
 
-    A small edit can be lost: a softmax with one large score hides it, and so does rounding of large numbers. One edit
-    may move what is largest already, that with the other sign does not.
+    `route` is the short name of the hook point. A small edit can be lost in a softmax with one large score, or in
+    rounding. `sign` is 1 or -1, because one sign may enlarge an entry that is the largest already, which changes
+    nothing.
     """
     edited = activation.clone()
     chosen = edited[rows]
@@ -135,10 +142,10 @@ def _edited(
     if route == "z":
         chosen += size
     elif route in ("scores", "pattern"):
-        chosen[..., 0] += 3.0 * size  # of one key, as the softmax sees no shift of all
+        chosen[..., 0] += 3.0 * size  # one key only: a softmax ignores a shift of all keys
     else:
-        # The last query, the first key: an edit of the first query, or of all keys alike, need not change a pattern.
-        # A ramp, since the norm of queries and keys may take off a constant.
+        # The last query or the first key: an edit of the first query, or an equal edit of all keys, changes no pattern.
+        # The edit is a ramp, because a query/key norm may subtract a constant.
         at = 0 if route == "key" else -1
         width = activation.shape[-1]
         chosen[:, at] += 4.0 * size * torch.arange(1, width + 1, device=activation.device).to(activation) / width
@@ -146,10 +153,10 @@ def _edited(
 
 
 def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
-    """Prove by one short run, once per model and layer, that the residual stream is a sum of what is written to it.
+    """Raise UnsupportedArchitecture unless the residual stream of each layer is the sum of its writers' outputs.
 
-    The run is without the user's hooks at hook points; with what else of the user's acts, it is made each time. Raises
-    UnsupportedArchitecture where it is not, or where the layer cannot be read.
+    Writers are the heads, the MLP and any mixer. Proved by one short run per model and layer, without the user's hooks.
+    It is repeated each time if other code of the user acts in the model, such as a replaced forward.
     """
     acting = acts_inside(view.model, view.hook_points)
     known = set[int]() if acting else _summed.setdefault(view.model, set())
@@ -168,26 +175,26 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
             handed_on = captured.get(view.hook_names(layer + 1)["residual"], after) if layer + 1 in following else after
             if not torch.equal(after, handed_on.to(after.device)):
                 raise UnsupportedArchitecture(
-                    f"layer {layer + 1}: its residual stream is not that behind layer {layer}, so the share of one "
-                    "head is not defined"
+                    f"layer {layer + 1}: its input is not the residual stream after layer {layer}, so the share of one "
+                    "head is not defined: edges and writes are not available for this model"
                 )
             known.add(layer)
 
 
 def proved_in_state(view: AttentionView, what: Hashable, prove: Callable[[], None]) -> None:
-    """Make a proof that depends on weights and hooks, once for each state of the model (`AttentionView.state`).
+    """Call `prove` unless a proof named `what` has passed in the model's present state (weights and hooks).
 
-    `prove` runs under the hooks that are on the model, and raises where it fails, which is not remembered. Where
-    anything of the user's acts in the passes, at hook points too, it is made each time.
+    `prove` raises if the proof fails; a failure is not remembered. It is called each time if hooks or other code of the
+    user act in the model.
     """
     if next(acting_on(view.model), None) is not None:
         prove()
         return
-    now = view.state()
-    then, proved = _of_state.get(view.model, (None, set[Hashable]()))
-    if then != now:
+    state = view.state()
+    proved_state, proved = _of_state.get(view.model, (None, set[Hashable]()))
+    if proved_state != state:
         proved = set[Hashable]()
-        _of_state[view.model] = now, proved
+        _of_state[view.model] = state, proved
     if what not in proved:
         prove()
         proved.add(what)

@@ -1,4 +1,4 @@
-"""`off_target=`, which sweeps and circuits took before: the error for a call with it shows the calls to write now."""
+"""The error for `off_target=`, an argument of earlier versions: it shows the calls that replace it."""
 
 import inspect
 import re
@@ -12,27 +12,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LONGEST = 60
-"""Characters of a value that the error shows. A longer one is shown as the name of its argument."""
+"""The error shows values up to this many characters. For a longer value it shows the name of the argument."""
 
 
 def refuse_off_target(
     lines: Callable[[str, list[str]], str], **settings: Any
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that `off_target=`, which is not an argument of it, raises a TypeError.
+    """Return a decorator: a call with the removed argument `off_target=` raises a TypeError that shows the new code.
 
     Args:
-        lines: returns the lines to write now, from the call for one task, `tls.f(..., task=task)`, and from the tasks
-            as code, the target first.
-        settings: arguments that the call shows where they were not given.
+        lines: function that returns the new code as text. It gets the call for one task as text, `tls.f(...,
+            task=task)`, and the tasks as texts, the main task first.
+        settings: arguments that the shown call has by default.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
-        def checked(*given: P.args, **options: P.kwargs) -> R:
+        def checked(*positional: P.args, **options: P.kwargs) -> R:
             if "off_target" not in options:
-                return function(*given, **options)
+                return function(*positional, **options)
             left = {name: value for name, value in options.items() if name != "off_target"}
-            values = {**settings, **inspect.signature(function).bind_partial(*given, **left).arguments}
+            values = {**settings, **inspect.signature(function).bind_partial(*positional, **left).arguments}
             others: Any = options["off_target"]
             tasks = [
                 values.pop("task", "induction"),
@@ -50,23 +50,26 @@ def refuse_off_target(
 
 
 def keyword(task: str) -> str:
-    """Return the keyword of a task that is written as code: `'language'` without its quotes."""
+    """Return the text of a task without quotes, to use as a keyword: `'language'` becomes `language`."""
     return task.strip("'")
 
 
 def _arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as code."""
-    written = []
+    """Return the arguments of a call of `function` as text, `model, 'rope_phase', heads='L0'`.
+
+    `values` is a dict from the name of an argument to its value. A long value is shown as the name of the argument.
+    """
+    arguments = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in values:
             text = repr(values[name])
             text = name if name == "model" or len(text) > _LONGEST or "\n" in text or "<" in text else text
-            written.append(f"{name}={text}" if parameter.kind is inspect.Parameter.KEYWORD_ONLY else text)
-    return ", ".join(written)
+            arguments.append(f"{name}={text}" if parameter.kind is inspect.Parameter.KEYWORD_ONLY else text)
+    return ", ".join(arguments)
 
 
 def _as_code(task: Any) -> str:
-    """Return `'induction'` and `'language'` in quotes, a `Task` as a variable that is called by its name."""
+    """Return a task as Python text: a task name in quotes, or for a `Task` a variable named after its label."""
     if isinstance(task, str):
         return repr(task)
     return re.sub(r"\W|^(?=\d)", "_", task.label) if isinstance(task, Task) else "other"

@@ -1,4 +1,4 @@
-"""Which of many estimated effects are measured: the largest, and random others by which the estimates are judged."""
+"""Screens: choose which effects to measure by cheap estimates, and bound the effects that were not measured."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Bool, Float64, Int
 
+from tlspectral.errors import shown
 from tlspectral.tables.schema import Schema, columns, require
 
 _CONFIDENCE = 0.95
@@ -14,13 +15,13 @@ _CONFIDENCE = 0.95
 MISSED_EDGES = Schema(
     "missed_edges",
     columns("""
-        ranks      | label | Ranks of the estimates of these edges, or logits: those to the logits near the chosen ones.
+        ranks      | label | Ranks of the estimates, such as 51 to 500; or logits: edges to the logits near the chosen.
         n_edges    | count | Edges of these ranks that were not chosen.
-        drawn      | count | Those of them that were drawn at random and measured; of logits all.
-        large      | count | Those of them whose |delta| is at least attrs["bar"].
-        share_high | share | Upper end of a one-sided 95 % interval of the share of large edges (Clopper-Pearson), of
-                   |       | these ranks by themselves; of logits, and where all were measured, the share itself.
-        most       | count | The number of edges that this is.
+        drawn      | count | Edges drawn at random among n_edges and measured; all edges in the row logits.
+        large      | count | Drawn edges whose |delta| is at least attrs["bar"].
+        share_high | share | Upper end of a one-sided 95 % interval (Clopper-Pearson) of the share of large edges among
+                   |       | n_edges; in the row logits, and where all were measured, the share itself.
+        most       | count | share_high as a number of edges.
     """),
     "`tls.hooks.missed_edges`",
 )
@@ -29,7 +30,11 @@ MISSED_EDGES = Schema(
 def screened(
     estimates: Float64[np.ndarray, "rows"], most: int, seed: int
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
-    """Return the order of estimates by size, and a word for each row: `"top"`, `"control"` or `""`, not measured."""
+    """Return the row numbers ordered by |estimate|, largest first, and a word per row: "top", "control" or "".
+
+    "top": the `most` largest estimates. "control": as many others, drawn at random. "": not to be measured. The words
+    are in the order of `estimates`.
+    """
     order = np.argsort(-np.abs(estimates), kind="stable")
     measured = np.full(len(order), "", dtype=object)
     measured[order[:most]] = "top"
@@ -40,11 +45,11 @@ def screened(
 def screened_edges(
     estimates: Float64[np.ndarray, "rows"], to_logits: Bool[np.ndarray, "rows"], most: int, seed: int
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
-    """Return the order of the estimates of edges by size, and a word for each row: which draw measures it.
+    """Return the edge numbers ordered by |estimate|, largest first, and a word per edge that says why it is measured.
 
-    `"top"` are the `most` largest. All others to the logits up to rank 4 `most` are measured
-    (`"logits"`), and some are drawn by rank, named by their ranks: of 50 largest 30 of `"51 to 500"`, 20 of
-    `"501 to 5000"` and 20 of `"beyond 5000"`. Empty is not measured.
+    "top": the `most` largest estimates. "logits": edges to the logits (`to_logits`) up to rank 4 `most`. Others are
+    drawn at random from three ranges of ranks and named after them; with `most=50`: 30 of "51 to 500", 20 of "501 to
+    5000", 20 of "beyond 5000". "": not measured. The words are in the order of `estimates`.
     """
     order = np.argsort(-np.abs(estimates), kind="stable")
     words, rng = np.full(len(order), "", dtype=object), np.random.default_rng(seed)
@@ -59,7 +64,10 @@ def screened_edges(
 
 
 def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
-    """Return the layers of ranks behind the largest: from, to, and their name."""
+    """Return the three ranges of ranks after the `most` largest, as (start, end, name).
+
+    With `most=50` the first is (50, 500, "51 to 500"). The last has the end None.
+    """
     low, high = 10 * most, 100 * most
     return [
         (most, low, f"{most + 1} to {low}"),
@@ -69,45 +77,50 @@ def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
 
 
 def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.DataFrame:
-    """Bound how many edges that a screen did not choose have a large effect, for each layer of ranks by itself.
+    """Bound how many edges with a large effect a screen of `edge_effects` has missed.
+
+    A screen measures only some edges: those with the largest estimates, and random others. `edge_effects(screen=)`
+    already puts this table, with the default `bar`, into `attrs["missed"]`. Call it for another `bar`. Example: of ten
+    edges drawn at random, none was large; up to 26 % of all edges of these ranks may be.
+
+    >>> import tlspectral as tls, pandas as pd
+    >>> table = pd.DataFrame({"estimate": range(40, 0, -1), "delta": 1.0, "measured": ""})
+    >>> table.loc[:9, "measured"], table.loc[10:19, "measured"] = "top", "11 to 100"
+    >>> table.loc[10:, "delta"] = 0.1
+    >>> table.attrs = {"screen": 10, "n_edges": 40}
+    >>> float(tls.hooks.missed_edges(table)["share_high"].iloc[0].round(2))
+    0.26
 
     Args:
-        edges: a table of `edge_effects(screen=)`, whole: `estimate, delta, measured` and its `attrs`.
-        bar: the absolute `delta` from which an effect is large; None is the median of |`delta`| over the chosen edges.
+        edges: the whole table of `edge_effects(screen=)`, with its columns `estimate, delta, measured` and its `attrs`.
+        bar: an effect is large if its absolute `delta` is at least `bar`, in the unit of `delta`. Default: the median
+            of |`delta`| over the edges with the largest estimates, which the screen chose.
 
     Returns:
-        DataFrame, a row per layer of ranks, and one of edges to the logits, of which all near the chosen ones are
-        measured. Columns: `ranks, n_edges, drawn, large, share_high, most`. With 95 % confidence at most this share and
-        number of edges of these ranks are large, each layer by itself. `attrs["bar"]` is from where an effect is large.
+        DataFrame: a row per range of ranks of the estimates, and a row for edges to the logits. Columns: `ranks,
+        n_edges, drawn, large, share_high, most`. Of the `n_edges` edges of these ranks that were not chosen, `drawn`
+        were measured and `large` of these are large. With 95 % confidence at most the share `share_high` of the
+        `n_edges`, or `most` edges, is large (one-sided Clopper-Pearson interval). `attrs["bar"]` is `bar`.
 
     Raises:
-        ValueError: a table that no screen made, some rows of one, or a bar that is no positive number.
+        ValueError: the table is not from a screen, lacks some rows, or `bar` is not positive.
 
-    What it does not establish: that what was not drawn has no effect together with others, which no cut of single edges
-    shows. The bound holds for each layer, not for all at once.
-
-    Example: of ten random edges none was large, and a quarter of them may be.
-
-        >>> import tlspectral as tls, pandas as pd
-        >>> table = pd.DataFrame({"estimate": range(40, 0, -1), "delta": 1.0, "measured": ""})
-        >>> table.loc[:9, "measured"], table.loc[10:19, "measured"] = "top", "11 to 100"
-        >>> table.loc[10:, "delta"] = 0.1
-        >>> table.attrs = {"screen": 10, "n_edges": 40}
-        >>> float(tls.hooks.missed_edges(table)["share_high"].iloc[0].round(2))
-        0.26
+    Not established: that edges which were not drawn have no effect together; only single edges were cut. The bound
+    holds for each range of ranks, not for all at once.
     """
     require(edges, ("estimate", "delta", "measured"), "edge_effects(screen=)")
     n = edges.attrs.get("screen")
     if not isinstance(n, int):
-        raise ValueError("the table has no attrs['screen'], how many edges were chosen: give one of edge_effects")
+        raise ValueError("the table has no attrs['screen']: give a table of edge_effects(..., screen=)")
     if len(edges) != edges.attrs.get("n_edges"):
         raise ValueError(
-            f"{len(edges)} of {edges.attrs.get('n_edges')} edges: give the whole table, or its attrs['missed']"
+            f"the table has {len(edges)} of {edges.attrs.get('n_edges')} edges: give the whole table, or read its "
+            "attrs['missed']"
         )
     size, words = edges["delta"].abs().to_numpy(float), edges["measured"].to_numpy(object)
     bar = float(np.median(size[words == "top"])) if bar is None else bar
     if not bar > 0:
-        raise ValueError(f"bar must be a positive effect, not {bar!r}")
+        raise ValueError(f"bar must be a positive number, not {shown(bar)}")
     order = np.argsort(-edges["estimate"].abs().to_numpy(float), kind="stable")
     rows: list[dict[str, Any]] = []
     for low, high, ranks in _rank_layers(n):
@@ -139,14 +152,20 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
 
 def _upper_bound(large: int, drawn: int) -> float:
-    """Return the one-sided Clopper-Pearson bound of a share."""
+    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of a share.
+
+    `large` of `drawn` edges have the property.
+    """
     return 1.0 if large == drawn else float(scipy.stats.beta.ppf(_CONFIDENCE, large + 1, drawn - large))
 
 
 def agreement(rows: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Return Spearman's correlation of `estimate` and `delta` in these rows, and its p; None of too few."""
+    """Return Spearman's correlation of the columns `estimate` and `delta`, and its two-sided p.
+
+    Returns (None, None) for fewer than three rows.
+    """
     pairs = rows[["estimate", "delta"]].to_numpy(float)
     if len(pairs) < 3:
         return None, None
-    found = scipy.stats.spearmanr(pairs)
-    return float(found.statistic), float(found.pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+    correlation = scipy.stats.spearmanr(pairs)
+    return float(correlation.statistic), float(correlation.pvalue)  # pyright: ignore[reportAttributeAccessIssue]

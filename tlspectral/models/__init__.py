@@ -1,5 +1,5 @@
-"""A model as it is read: loaded whole, or layer by layer from its files, with one view of its attention for both.
+"""Models: loading them, reading their attention layers, and running them.
 
-`loading` makes TransformerLens models of names and paths, `attention` reads the layers of a model, `checkpoints` reads
-them from files of weights, and `opening` does one or the other.
+`loading` turns names and paths into TransformerLens models, `reading` reads the layers of a model, `checkpoints` reads
+layers from files of weights, and `opening` does either for a measurement.
 """

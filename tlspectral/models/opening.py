@@ -1,4 +1,4 @@
-"""Open a model for a measurement of its weights: given as an object, or by the name or path of what is read."""
+"""`open_layers`: open a model, given as an object, a name or a path, to measure its weights."""
 
 import os
 from collections.abc import Iterator
@@ -14,11 +14,15 @@ from tlspectral.models.reading.view import AttentionView
 
 @contextmanager
 def open_layers(model: Any, *, load: bool = False, report_hooks: bool = False) -> Iterator[AttentionView | WeightFiles]:
-    """Yield the attention layers of a model, or of the model that a name or path means; as `measured` for a model.
+    """Yield the attention layers of a model: an `AttentionView` of a model that can run, or `WeightFiles`.
 
-    A folder or hub model is read from its files, unless `load`; other names are loaded. `WeightFiles` are taken as they
-    are. A `Source`, which is what `find_source` says of a name, a revision and a step, is read from its files. Raises
-    as `load_model`.
+    Args:
+        model: a TransformerLens model, a model of transformers, `WeightFiles`, a `Source`, or a name or path. Folders
+            and hub models become `WeightFiles`, read layer by layer; other names are loaded.
+        load: True also loads folders and hub models.
+        report_hooks: True warns about hooks that the user left on the model.
+
+    Raises UnsupportedArchitecture, BadWeights, ValueError or FileNotFoundError, as `load_model`.
     """
     if getattr(model, "only_weights", False):
         yield model
@@ -27,6 +31,6 @@ def open_layers(model: Any, *, load: bool = False, report_hooks: bool = False) -
     if (isinstance(model, Source) or (named and not load)) and (layers := opened_files(model)) is not None:
         yield layers
         return
-    held = hasattr(model, "save_pretrained") and not hasattr(model, "run_with_hooks")  # of transformers
+    held = hasattr(model, "save_pretrained") and not hasattr(model, "run_with_hooks")  # a model of transformers
     with measured(load_model(model) if named or held else model, report_hooks=report_hooks) as view:
         yield view

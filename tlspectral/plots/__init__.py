@@ -1,7 +1,7 @@
-"""Figures of tables, and of heads of a model: a matplotlib Figure, which a notebook shows as the last line of a cell.
+"""Figures of tables and of a model's heads. Each function returns a matplotlib Figure, which a notebook shows.
 
-A figure of one panel draws into `ax`, axes of the caller's, and returns their figure; figures of several panels lay
-themselves out and take none.
+A figure with one panel accepts `ax`, matplotlib Axes to draw into, and returns their figure. A figure with several
+panels arranges them itself and has no `ax`.
 """
 
 from tlspectral.errors import require_package

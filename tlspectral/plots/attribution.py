@@ -1,4 +1,4 @@
-"""One attention score as a sum of terms, each divided into its four parts."""
+"""A figure of one attention score as a sum of terms, each divided into its four parts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,35 @@ _MOST_BARS = 16
 
 
 def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Draw the largest terms of an attention score, each a bar stacked by its four parts.
+    """Draw the largest terms of one attention score as bars, each stacked by its four parts.
 
-    Parts above 0 are stacked to the right of 0 and those below to its left; a dot marks their sum, and a ring what
-    removing the pair measured, where the table has it. At most 16 terms are drawn. The row `rest` is drawn last.
+    >>> import tlspectral as tls, torch
+    >>> model = tls.load_model("tiny-rope")
+    >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    >>> table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=2)
+    >>> tls.plots.qk_attribution(table).axes[0].get_xlabel()
+    'term of the score, before the softmax (logits)'
+
+    Use it to see which earlier writes make a score large. A term is the product of one write to the query and one write
+    to the key. Its parts are the symmetric part M_S, the antisymmetric part M_A and the rotary phase Im(M_t) of the
+    head's query-key matrix, and what lies outside this matrix, such as biases. Positive parts are stacked to the right
+    of 0, negative parts to the left. A dot marks their sum. A ring marks the measured effect of removing the pair, if
+    the table has it.
 
     Args:
-        table: of `tlspectral.qk_attribution`.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: result of `tls.qk_attribution`. Needed columns: `query_term, key_term, symmetric, antisymmetric, phase,
+            outside_m, total`; used if present: `measured`.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure with at most 16 terms, in logits before the softmax, and the row `rest` last. A note gives the
+        number and sum of terms that are not drawn.
 
     Raises:
-        ValueError: a missing column, or no rows.
+        ValueError: a column is missing, or the table has no rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    What it does not establish: that a term is a cause; the rings are what bears on that.
+    Not established: that a term is a cause of the behaviour. Only the rings are measured.
     """
     terms = ["query_term", "key_term"]
     require(table, (*terms, *_PARTS, "total"), "qk_attribution")
@@ -54,7 +70,7 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         handles.append(_draw_points(axes, shown["measured"], heights, "measured", "none"))
     names = [
         query if query == key == "rest" else f"{query} \N{MULTIPLICATION SIGN} {key}"
-        for query, key in zip(*(shown[at] for at in terms), strict=True)
+        for query, key in zip(*(shown[side] for side in terms), strict=True)
     ]
     axes.set_yticks(heights, names)
     axes.set_xlabel("term of the score, before the softmax (logits)")
@@ -67,12 +83,18 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def _draw_points(axes: Axes, values: Any, heights: np.ndarray, gid: str, face: str) -> tuple[Artist, str]:
+    """Draw the points (values, heights) as circles with the fill colour `face`, and return (artist, legend text); `gid`
+    names the artist and is the legend text.
+    """
     (line,) = axes.plot(values, heights, "o", color=INK, markerfacecolor=face, markersize=4 if face == INK else 7,
         linestyle="none", gid=gid, zorder=4)  # fmt: skip
     return line, gid
 
 
 def _title(table: pd.DataFrame) -> str:
+    """Return the title of a `qk_attribution` table, from its `attrs`: head, query and key tokens (or the number of
+    prompts), the score in logits and the error of the decomposition.
+    """
     attrs = table.attrs
     if "head" not in attrs:
         return "one attention score"

@@ -1,4 +1,4 @@
-"""Figures of circuits: their edges as a graph, and how much of a behaviour they carry over their number."""
+"""Figures of circuits: their edges as a graph or matrix, and the share of a behaviour that they carry by size."""
 
 from __future__ import annotations
 
@@ -33,26 +33,42 @@ from tlspectral.plots.style import (
 from tlspectral.tables.schema import require
 
 _MOST_EDGES = 40
-_MATRIX_FROM = 25  # edges: lines of more cannot be followed
+_MATRIX_FROM = 25  # edges; more lines than this cannot be followed by eye
 _NUMBERED = 5
-_HALF_ROW = 0.24  # of the height from row to row, in which a box stands
+_HALF_ROW = 0.24  # half the height of a box, as a share of the distance between rows
 _NODE = re.compile(r"L(\d+)(?:H(\d+)|KV(\d+)|MLP)")
 _INPUTS: dict[str, Any] = {"q": "-", "k": "--", "v": ":"}
 
 
 def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Draw the share of a behaviour that circuits carry, over the share of edges that they keep, on a logarithmic axis.
+    """Draw how much of a behaviour circuits carry (up) against how many edges they keep (across, logarithmic).
+
+    >>> import pandas as pd, tlspectral as tls
+    >>> columns = {"circuit": "edges", "share": [0.1, 1], "n_edges": [20, 200]}
+    >>> table = pd.DataFrame({**columns, "faithfulness": [0.7, 1]})
+    >>> tls.plots.faithfulness(table).axes[0].get_ylabel()
+    'share of the gap carried'
+
+    Use it to see how small a circuit can be. The gap is the metric of the whole model minus the metric without any
+    edge; 0 means nothing carried, 1 the whole model. The line is the circuits of the largest edges, its band a 95 %
+    interval over pairs of prompts. Crosses are random edges between the same layers; circles are the same edges with
+    the heads of each layer exchanged. With `choose="bootstrap"` in `tls.faithfulness`, pale points are circuits that
+    samples of pairs chose, and the line is measured on pairs that did not choose.
 
     Args:
-        table: of `faithfulness`. Every relabelled and random circuit is a point; with `choose="bootstrap"` so is every
-            circuit that a sample chose, and the line is the procedure's.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: result of `tls.faithfulness`. Needed columns: `circuit, share, n_edges, faithfulness`; used if present:
+            `low, high, worst, unseen`, and `table.attrs["n_pairs"]` for a note.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure; across: share of all edges that are kept; up: share of the gap, which may exceed 1.
 
     Raises:
-        ValueError: a missing column.
+        ValueError: a column is missing, or the table has no rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    What it does not establish: that the edges are those which the model uses. Points on the line say that any circuit
-    of that size carries as much.
+    Not established: that the model uses these edges. If random circuits lie on the line, any circuit of this size
+    carries as much.
     """
     require(table, ("circuit", "share", "n_edges", "faithfulness"), "faithfulness")
     figure, axes = one_panel(ax, 5.6, 3.8)
@@ -65,14 +81,14 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
             look = {"color": colour, "linestyle": "none", "markersize": 4, "markerfacecolor": "none", "gid": circuit}
             (drawn,) = axes.plot(points["share"], points["faithfulness"], mark, **look)  # pyright: ignore
             handles.append((drawn, "random edges, same layers" if circuit == "random" else "heads exchanged"))
-    edges, said = table.loc[table["circuit"] == "edges"].sort_values("share"), "largest edges"
+    edges, line_label = table.loc[table["circuit"] == "edges"].sort_values("share"), "largest edges"
     if (of_procedure := table["circuit"] == "procedure").any():
         axes.plot(edges["share"], edges["faithfulness"], ".", color=BLUE, alpha=0.4, markersize=4, gid="samples")
-        edges, said = table.loc[of_procedure].sort_values("share"), "chosen without the pair"
+        edges, line_label = table.loc[of_procedure].sort_values("share"), "chosen without the pair"
     (line,) = axes.plot(edges["share"], edges["faithfulness"], "o-", color=BLUE, markersize=4, gid="edges", zorder=4)
     if {"low", "high"} <= set(edges):
         axes.fill_between(edges["share"], edges["low"], edges["high"], color=BLUE, alpha=0.15, linewidth=0)
-    lines = [(line, said)]
+    lines = [(line, line_label)]
     if "worst" in edges and edges["worst"].notna().any():
         (worst,) = axes.plot(edges["share"], edges["worst"], ":", color=BLUE, linewidth=1, gid="worst")
         lines.append((worst, f"if unseen pairs ({edges['unseen'].max():.2f} of all) carried nothing"))
@@ -87,23 +103,36 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = None) -> Figure:
-    """Draw the largest edges of a circuit: a graph of up to 24, from 25 on a matrix of senders and receivers.
+    """Draw the largest edges of a circuit: up to 24 as a graph, 25 or more as a matrix of senders and receivers.
 
-    The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer, and
-    lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a
-    head is read: queries, keys or values. The largest have their number. Heads that share keys or values stand in one
-    box, to which edges into these lead. In the matrix both are in the order of layers, and colour is the effect.
+    >>> import pandas as pd, tlspectral as tls
+    >>> ends = {"sender": ["L0H1", "L0H3"], "receiver": ["L1H0.k", "L1H2.q"]}
+    >>> figure = tls.plots.circuit(pd.DataFrame({**ends, "delta": [-0.8, 0.3]}))
+    >>> figure.legends[0].get_title().get_text()
+    'the 2 largest of 2 edges'
+
+    Use it to read a table of `tls.edge_effects`, where an edge is what one head or MLP writes into the input of
+    another. The graph runs from the embedding at the bottom to the logits at the top, with a row of boxes per layer.
+    Line width is the size of the effect, colour its sign (blue: cutting the edge lowers the metric), and line style
+    what the receiver reads: queries, keys or values. The five largest edges show their number. A frame joins heads that
+    share keys or values. In the matrix, senders and receivers are in layer order, and colour is the effect.
 
     Args:
-        edges: a table with `sender`, `receiver` and `delta` or `estimate`, such as one of `edge_effects`.
-        most: how many edges are drawn, the largest.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        edges: table with the columns `sender` ("L0H1"), `receiver` ("L1H0.k") and `delta` or `estimate`. Where `delta`
+            is missing, `estimate` is drawn.
+        most: number of edges to draw, largest absolute effect first. Default: 40.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure. Effects are changes of the metric when the edge is cut, in the metric's unit: nats for a
+        loss, logits for a logit difference, probability for attention.
 
     Raises:
-        ValueError: a missing column, or no edges.
+        ValueError: a column is missing, or no edge has an effect.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    What it does not establish: that edges which are not drawn do not matter, nor that those which are do together what
-    each does alone; `faithfulness` bears on both.
+    Not established: that edges outside the figure do not matter, or that the drawn edges together have the sum of their
+    effects. `tls.faithfulness` measures both.
     """
     require(edges, ("sender", "receiver"), "edge_effects")
     effect = edges["delta"] if "delta" in edges else edges["estimate"]
@@ -111,13 +140,17 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     shown = edges.assign(effect=effect.astype(float)).dropna(subset="effect")
     shown = shown.sort_values("effect", key=np.abs, ascending=False).head(most)
     if shown.empty:
-        raise ValueError("there are no edges to draw")
+        raise ValueError("no edge has an effect: give edges with a delta or an estimate")
     note = f"the {len(shown)} largest of {len(edges)} edges"
     return _matrix(shown, note, ax) if len(shown) >= _MATRIX_FROM else _graph(shown, note, ax)
 
 
 def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Draw edges as cells: senders across, receivers down from the logits."""
+    """Return a figure with edges as coloured cells: senders across, receivers down from the logits, colour their
+    effect.
+
+    `shown` has the columns sender, receiver and effect. `note` is a line of text below the panel.
+    """
     across = sorted(shown["sender"].unique(), key=_order)
     down = sorted(shown["receiver"].unique(), key=_order, reverse=True)
     values = shown.pivot_table(index="receiver", columns="sender", values="effect", aggfunc="sum")
@@ -138,7 +171,10 @@ def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 
 
 def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Draw edges as lines between boxes, rows by layer."""
+    """Return a figure with edges as lines between boxes, with a row of boxes per layer.
+
+    `shown` has the columns sender, receiver and effect. `note` is a line of text below the panel.
+    """
     ends = shown["receiver"].str.split(".").str[0]
     groups = _groups(shown, ends)
     framed = {name: [head for head in heads if head in {*shown["sender"], *ends}] for name, heads in groups.items()}
@@ -158,14 +194,14 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
     largest = float(shown["effect"].abs().max()) or 1.0
     middles = []
     for (_, row), end in zip(shown.iterrows(), ends, strict=True):
-        what = str(row["receiver"]).rpartition(".")[2]
+        read_input = str(row["receiver"]).rpartition(".")[2]
         colour, width = BLUE if row["effect"] < 0 else ORANGE, 0.4 + 2.6 * abs(row["effect"]) / largest
         path = _between_boxes(places[str(row["sender"])], places[str(end)], solid, half)
         arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=8, color=colour, linewidth=width,
-            linestyle=_INPUTS.get(what, "-"), alpha=0.8, gid="edge")  # fmt: skip
+            linestyle=_INPUTS.get(read_input, "-"), alpha=0.8, gid="edge")  # fmt: skip
         axes.add_patch(arrow)
         points = np.asarray(path.vertices)
-        middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # of a curve's first piece, half of its way
+        middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # the middle of the curve's first piece
     for name, heads in framed.items():
         across, y = [places[head][0] for head in heads], places[name][1]
         corner, size = (
@@ -180,9 +216,9 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
             continue
         box = {"boxstyle": "square,pad=0.25" if name.endswith("MLP") else "round,pad=0.25", "fc": "white", "ec": GREY}
         axes.text(x, y, name, ha="center", va="center", fontsize=8, color=INK, bbox=box, zorder=5, gid="node")
-    handles = [(Line2D([], [], color=colour), said) for colour, said in (
+    handles = [(Line2D([], [], color=colour), text) for colour, text in (
         (BLUE, "cutting it lowers the score"), (ORANGE, "raises it"))]  # fmt: skip
-    handles += [(Line2D([], [], color=GREY, linestyle=stroke), f"into {what}") for what, stroke in _INPUTS.items()]
+    handles += [(Line2D([], [], color=GREY, linestyle=stroke), f"into {side}") for side, stroke in _INPUTS.items()]
     legend_below(figure, handles, [note], columns=5, ax=ax)
     numbers = [two_decimals(effect) for effect in shown["effect"].iloc[:_NUMBERED]]
     boxes = np.array([*places.values()])
@@ -191,7 +227,11 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 
 
 def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
-    """Return the heads of each group that shares keys or values, where the table says which they are."""
+    """Return a dict from a group of heads with common keys or values, such as "L18KV2", to the names of its heads.
+
+    `shown` are edges; `ends` are their receivers without the input, such as "L18KV2". The dict is empty if `shown` has
+    no column `reached`.
+    """
     if "reached" not in shown:
         return {}
     of_group = dict(zip(ends, shown["reached"], strict=True))
@@ -201,8 +241,12 @@ def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
 def _between_boxes(
     start: tuple[float, float], end: tuple[float, float], boxes: list[tuple[float, float]], half: float
 ) -> Path:
-    """Return a curve from the top of one box to the bottom of another, through the gaps of the rows between them."""
-    if end[1] <= start[1]:  # within a row, or back: a line of its own shape
+    """Return a curve from the top of the box at `start` to the bottom of the box at `end`, which avoids the boxes of
+    the rows between.
+
+    `start`, `end` and `boxes` are centres (x, row), `half` is half the width of a box, all in units of the axes.
+    """
+    if end[1] <= start[1]:  # within a row or downwards: a straight line
         return Path([start, end])
     points = [(start[0], start[1] + _HALF_ROW)]
     for row in range(int(start[1]) + 1, int(end[1])):
@@ -212,7 +256,7 @@ def _between_boxes(
     points.append((end[0], end[1] - _HALF_ROW))
     vertices, codes = [points[0]], [Path.MOVETO]
     for low, high in zip(points[::2], points[1::2], strict=True):
-        middle = (low[1] + high[1]) / 2  # upright at both rows, and between them in height
+        middle = (low[1] + high[1]) / 2  # control points at half height make the curve vertical at both rows
         vertices += [(low[0], middle), (high[0], middle), high]
         codes += [Path.CURVE4] * 3
         if high != points[-1]:
@@ -222,14 +266,18 @@ def _between_boxes(
 
 
 def _nearest_gap(x: float, boxes: list[float], half: float) -> float:
-    """Return the place nearest x that is at least `half` away from every box of a row."""
+    """Return the position nearest to `x` that is at least `half` away from the centre of every box of a row; `boxes`
+    are these centres.
+    """
     free = [place for place in (x, *(box + side * half for box in boxes for side in (-1.0, 1.0)))
             if all(abs(place - box) >= half - 1e-9 for box in boxes)]  # fmt: skip
     return min(free, key=lambda place: abs(place - x))
 
 
 def _order(name: str) -> tuple[int, int, int, str]:
-    """Return the order of senders and receivers: by layer, heads before MLPs, the embedding first, the logits last."""
+    """Return a sort key for the name of a sender or receiver, such as "L3H2.k": by layer, heads before MLPs, the
+    embedding first, the logits last.
+    """
     match = _NODE.match(name)
     if match is None:
         return (-1, 0, 0, name) if name.startswith("embedding") else (10**6, 0, 0, name)
@@ -237,9 +285,10 @@ def _order(name: str) -> tuple[int, int, int, str]:
 
 
 def _places(names: list[str], groups: dict[str, list[str]]) -> dict[str, tuple[float, float]]:
-    """Return where each node stands: rows by layer, MLPs above the heads of their layer, as much apart as fits.
+    """Return a dict from each node (head, MLP, group, embedding, logits) to its place (x from -1 to 1, row number).
 
-    A group without a head of its own among the names stands where its first head would.
+    Rows are in layer order, MLPs in a row above the heads of their layer; nodes of a row are evenly spaced. `groups`
+    maps a group such as "L18KV2" to its heads; a group among `names` stands where its first head would stand.
     """
     rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for name in dict.fromkeys(names):

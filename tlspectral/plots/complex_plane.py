@@ -1,4 +1,4 @@
-"""Eigenvalues of heads in the complex plane, over the eigenvalues of their null."""
+"""A figure of heads' eigenvalues in the complex plane, over the eigenvalues of their null."""
 
 from __future__ import annotations
 
@@ -21,32 +21,41 @@ _DRAWS = 30
 
 
 def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
-    """Draw the eigenvalues of the query-key operator M of heads, over the eigenvalues of 30 draws of their null.
+    """Draw the eigenvalues λ of heads' query-key matrices M in the complex plane, over the eigenvalues of random
+    matrices.
 
-        tls.plots.eigenvalues(model, ["L5H1", "L6H9"])
+    >>> import tlspectral as tls
+    >>> figure = tls.plots.eigenvalues(tls.load_model("tiny-rope"), "L0H3")
+    >>> figure.axes[0].get_title(loc="left").split(",")[0]
+    'L0H3: D_head 0.24'
 
-    The null of a head has its own singular values and random frames. Its eigenvalues fill a disc; the circle is their
-    root mean square modulus. D_head, the sum of |Im l| over the sum of |l|, is written for the head and for its draws.
+    Use it to see whether a head's spectrum is unusual. M is W_Q W_K^T with norms folded in. The null is 30 matrices
+    with the head's singular values and random directions ("Fingerprint, Not Blueprint", section 3). Their eigenvalues
+    fill a disc; the circle shows their root mean square modulus. The title gives D_head, Σ|Im λ| / Σ|λ| (0: all real,
+    1: all imaginary), of the head and the mean over the null.
 
     Args:
         model: a TransformerBridge or HookedTransformer. It is not run.
-        heads: at most 12, in any form of `Heads`.
-        seed: of the null; the draws are the same as in `analyze_heads` with this seed.
+        heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a table with layer and
+            head.
+        seed: seed of the null; `analyze_heads` with the same seed has the same draws. Default: 0.
+
+    Returns:
+        matplotlib Figure with a panel per head, real part across and imaginary part up, in units of the score
+        before the model's scale (1 / sqrt(d_head) in most models).
 
     Raises:
-        BadHead: a head that does not exist, or none.
+        BadHead: a head does not exist, or no head is given.
         ValueError: more than 12 heads.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
 
-    Source: FP section 3.
-
-    What it does not establish: anything of positions that a rotation adds, since M is of content alone.
+    Not established: what the head attends to, or anything about rotary positions, because M is the head at distance 0.
     """
     with measured(model, report_hooks=False) as view:
         operators = QKOperators(view)
         pairs = [(layer, head) for layer, some in sorted(heads_by_layer(view, heads).items()) for head in some]
         if not 0 < len(pairs) <= _MOST_HEADS:
-            raise ValueError(f"{len(pairs)} heads: give 1 to {_MOST_HEADS}, a panel each")
+            raise ValueError(f"{len(pairs)} heads given: give 1 to {_MOST_HEADS} heads, each has a panel")
         columns = min(_COLUMNS, len(pairs))
         rows = -(-len(pairs) // columns)
         figure = new_figure(2.9 * columns + 0.4, 3.2 * rows + 0.5)
@@ -84,6 +93,6 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
 
 
 def _rotational(values: Any) -> float:
-    """Return the sum of |Im l| over the sum of |l|, mean over draws."""
+    """Return D_head, Σ|Im λ| / Σ|λ|, of complex eigenvalues [k], or its mean over draws for eigenvalues [draws, k]."""
     modulus = np.abs(values).sum(-1)
     return float((np.abs(values.imag).sum(-1) / np.where(modulus > 0, modulus, 1.0)).mean())

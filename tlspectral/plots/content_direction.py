@@ -1,4 +1,4 @@
-"""The plane of dir_frac and D_head, drawn without pyplot: nothing is shown, kept or styled globally."""
+"""The plane of dir_frac and D_head, drawn without pyplot, so that no figure is shown, kept or styled globally."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from tlspectral.errors import earlier_calls
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
@@ -19,36 +20,48 @@ from tlspectral.tables.schema import require
 _RING = "#c8102e"
 _BAND_DEVIATIONS = 2.0
 
-_Entry = tuple[Any, str]  # what the legend draws, artists over one another in a tuple, and its text
+_Entry = tuple[Any, str]  # an artist of the legend (or a tuple of artists drawn over each other), and its text
 
 
-def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
-    """Draw every head in the plane of dir_frac (across) and D_head (up), with their null.
+@earlier_calls(heads="table")
+def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
+    """Draw every head by its directional share dir_frac (across) and its rotational share D_head (up), with the null of
+    both.
 
-    Dots are coloured by layer. Each null is a line at the median over heads of its mean, in a band of plus and minus 2
-    null standard deviations (median over heads): where a head of random directions would usually fall. Every head has
-    its own null, so the band is a typical head's: a head outside it may still be inside its own, and the other
-    way round (see the columns `D_head_z` and `D_head_null_pct`). Nulls that are not in the table are not drawn.
+    >>> import tlspectral as tls
+    >>> heads = tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10)
+    >>> figure = tls.plots.plane(heads, highlight_previous_token=1)
+    >>> figure.axes[0].get_title(loc="right")
+    '8 heads'
+
+    Use it to find heads whose weights are unusually directional or rotational ("Fingerprint, Not Blueprint", sections
+    3, 4 and 6). M is the head's query-key matrix, M_A its antisymmetric part: dir_frac is ‖M_A‖ / ‖M‖, and D_head is
+    Σ|Im λ| / Σ|λ| over the eigenvalues λ of M. A dashed line shows the mean of a null (random directions with the
+    head's singular values), a band its mean ± 2 standard deviations, both as medians over heads. Every head has its own
+    null, so a head outside the band may be inside its own (see `D_head_z` and `D_head_null_pct`).
 
     Args:
-        heads: table of `analyze_heads`. Needed: `layer, head, dir_frac, D_head`. Used where there: `name, prev`, the
-            null columns of the two metrics, and `heads.attrs["model"]` for the title. Rows without D_head or dir_frac
-            are left out; a note in the figure says so.
-        highlight_previous_token: how many heads with the highest `prev` get a ring and their name; none if `prev` is
-            missing or NaN.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: table of `tls.analyze_heads`. Needed columns: `layer, head, dir_frac, D_head`. Used if present: `name`,
+            `prev` (attention to the previous token), the null columns of both metrics, and `table.attrs["model"]` for
+            the title. A note counts heads left out because a value is NaN.
+        highlight_previous_token: number of heads with the highest `prev` that get a ring and their name. Default: 5.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure: a dot per head, coloured by layer; both axes are shares from 0 to 1.
 
     Raises:
         ValueError: a needed column is missing, the table has no rows, or `highlight_previous_token` is negative.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    Source: FP sections 3, 4 and 6. A head's position shows how its weights are arranged. It does not show what the
-    head does: the rings come from behaviour, and heads near them may behave otherwise.
+    Not established: what a head does. Its position shows how its weights are arranged. The rings come from behaviour,
+    and heads near them may behave otherwise.
     """
     if highlight_previous_token < 0:
         raise ValueError(f"highlight_previous_token is {highlight_previous_token}: give 0 or more heads")
-    require(heads, ("layer", "head", "dir_frac", "D_head"), "analyze_heads")
+    require(table, ("layer", "head", "dir_frac", "D_head"), "analyze_heads")
 
-    table = heads.reset_index(drop=True)
+    table = table.reset_index(drop=True)
     if "name" not in table:
         table["name"] = list(map(head_name, table["layer"], table["head"]))
     if "prev" not in table:
@@ -78,7 +91,12 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
 
 
 def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
-    """Draw line and band of one metric's null; returns their legend entry, none without a null in the table."""
+    """Draw the mean of a metric's null as a line and ± 2 standard deviations as a band; return [(artists, legend
+    text)].
+
+    `metric` is "dir_frac" or "D_head", a column of the head table `table`. Draw nothing and return [] if the table has
+    no null columns for it.
+    """
     null = null_band(table, metric)
     if null is None:
         return []
@@ -96,6 +114,11 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
 
 
 def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
+    """Draw a red ring around each head in `ringed` (rows with dir_frac, D_head and prev), and return its legend entry
+    (artist, text).
+
+    `area` is the area of a head's dot in square points.
+    """
     look = {"facecolors": "none", "edgecolors": _RING, "linewidths": 1.4, "zorder": 4}
     axes.scatter(ringed["dir_frac"], ringed["D_head"], s=3.2 * area, gid="previous-token heads", **look)
     low, high = ringed["prev"].min(), ringed["prev"].max()
@@ -105,5 +128,8 @@ def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
 
 
 def _left_out(rows: pd.DataFrame) -> str | None:
+    """Return a note with the number and first names of the heads in `rows`, which are not drawn; None if `rows` is
+    empty.
+    """
     named = ", ".join(rows["name"].head(4)) + (", ..." if len(rows) > 4 else "")
     return f"not drawn, dir_frac or D_head is NaN: {len(rows)} ({named})" if len(rows) else None

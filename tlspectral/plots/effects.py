@@ -1,8 +1,9 @@
-"""Figures of an ablation: effects of heads with their errors, and kernels before and after."""
+"""Figures of an ablation: effects of heads with errors and controls, and kernels before and after."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tlspectral.errors import BadHead, warn_caller
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, one_panel, two_decimals
+from tlspectral.selection import Heads, head_name, named_heads, pair_in_table
 from tlspectral.tables.schema import require
 from tlspectral.tasks.control_tests import draws_floor
 
@@ -18,31 +21,66 @@ _INTACT, _ABLATED = "#1b6ca8", "#c8102e"
 _COLUMNS = 3
 
 
-def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Draw the change of a metric when a part of each head is removed, least first, beside every draw of its control.
+def ablation_effects(
+    sweep: pd.DataFrame, heads: Heads | None = None, *, detectors: pd.DataFrame | None = None, ax: Axes | None = None
+) -> Figure:
+    """Draw how a metric changes when a part of each head is removed, next to the changes of random controls.
 
-    A grey tick is a random part of equal size (of outputs, another head of the layer; of sets, another set), the bar
-    from the least to the largest of them; a red dot outside of the bar did more than any. `control_p` stands at the
-    right, as "<= 1/20" where it is as small as 19 draws allow; the legend has the smallest possible one. The error of
-    the red dot is over sequences. Draws share the sequences, so their spread comes from the parts.
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> control = {"control": "random", "draws": 19}
+    >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0", **control)
+    >>> figure = tls.plots.ablation_effects(sweep, detectors=tls.detect_heads(model))
+    >>> figure.axes[0].get_yticklabels()[-1].get_text()
+    'L0H2  (prev 0.22)'
+
+    Use it to see which heads matter more than their control. Each row is a head (or a named set of heads). A red dot is
+    the effect of removing the part: the metric without it minus the intact value, with the standard error over
+    sequences. A grey tick is the effect of one control: a random part of equal size; for outputs another head of the
+    layer; for sets another set. The grey bar spans all controls. At the right stands `control_p`: the share of the
+    controls and the part itself whose effect is as large, or "≤ 1/20", the smallest value that 19 controls allow.
 
     Args:
-        sweep: of `ablation_sweep`, of heads or of sets of them; heads without a measured effect are left out.
-        heads: of `analyze_heads` or `detect_heads`, for the previous-token score, which is written after each name.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        sweep: table of `tls.ablation_sweep`; heads without a measured effect are left out.
+        heads: heads to draw: "L5H1", (5, 1), "L5" (all of layer 5) or a list of these; for a sweep over sets the names
+            of sets. Default: all of the sweep.
+        detectors: table of `analyze_heads` or `detect_heads`; its `prev` (attention to the previous token) is written
+            after each name. Default: none.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure; across: change in units of the metric (nats for the losses "induction" and "language").
 
     Raises:
-        ValueError: a missing column, or no head with an effect that is in both tables.
+        ValueError: a column is missing, or none of the heads has a measured effect.
+        BadHead: `heads` names a head that is not in the sweep.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    What it does not establish: an effect, where one of many heads is outside of its bar; `control_p` is not corrected
-    for the number of heads.
+    Not established: an effect, if one of many heads is outside its bar: `control_p` is not corrected for the number of
+    heads.
     """
     require(sweep, ("layer", "head", "name", "part", "delta", "delta_se"), "ablation_sweep")
-    table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "prev"]], on=["layer", "head"], how="left")
+    table, only_scored = sweep.dropna(subset="delta"), False
+    if isinstance(heads, pd.DataFrame) and "prev" in heads:
+        warn_caller(
+            "ablation_effects: give a table with detector scores as detectors=; heads= names the heads to draw; the "
+            "earlier call works in this version only",
+            DeprecationWarning,
+        )
+        detectors, heads, only_scored = heads, None, True
+    if heads is not None:
+        table = table.loc[_named_rows(sweep, heads).loc[table.index]]
+    if detectors is None:
+        table = table.assign(prev=np.nan)
+    else:
+        require(detectors, ("layer", "head", "prev"), "detect_heads", name="table of detectors")
+        scores = detectors[["layer", "head", "prev"]]
+        table = table.drop(columns="prev", errors="ignore").merge(scores, on=["layer", "head"], how="left")
     is_set = table["head"] < 0
-    table = table.loc[is_set | table["prev"].notna()]
+    if only_scored:
+        table = table.loc[is_set | table["prev"].notna()]
     if table.empty:
-        raise ValueError("no head has a measured effect and a row in the table of heads")
+        raise ValueError("no head to draw has a measured effect: name others by heads=, or leave it out")
     table = table.sort_values("delta", ignore_index=True, ascending=False)
     figure, axes = one_panel(ax, 6.8, 1.7 + 0.3 * len(table))
     heights = np.arange(len(table))
@@ -50,12 +88,12 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     handles = []
     if "control_draws" in table and (texts := table["control_draws"].map(type).eq(str)).any():
         raise ValueError(
-            f"control_draws holds text ({table.loc[texts, 'control_draws'].iloc[0]!r:.40}), as CSV does: keep the "
-            "sweep by write_table as .parquet, or draw it without that column"
+            f"control_draws holds text ({table.loc[texts, 'control_draws'].iloc[0]!r:.40}), because CSV cannot store "
+            "lists: write the sweep with write_table as .parquet, or draw it without that column"
         )
     n_draws = max(map(len, table["control_draws"].dropna()), default=0) if "control_draws" in table else 0
     if n_draws:
-        # Parts of the mask and of z have no size among scores, one's own among them, and other heads as their control.
+        # Parts without a size in scores ("output", "long_range", a user's own) have other heads as their control.
         of_heads = table["part"].iloc[0] in ("output", "long_range")
         of_heads |= "score_rms" in table and bool(table["score_rms"].isna().all())
         what = "other heads of the layer" if of_heads else "random parts of equal size"
@@ -80,20 +118,51 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     return figure
 
 
+def _named_rows(sweep: pd.DataFrame, heads: Heads) -> pd.Series:
+    """Return a boolean Series over the rows of a sweep: True where the head (or the named set of heads) is in `heads`.
+
+    Raises BadHead if the sweep has no row for one of `heads`.
+    """
+    if (sweep["head"] < 0).all():
+        names = [heads] if isinstance(heads, str) else [str(name) for name in cast(Iterable[Any], heads)]
+        unknown = sorted({*names} - {*sweep["name"]})
+        if unknown:
+            raise BadHead(f"{unknown[0]!r} is not a set of the sweep: it has {', '.join(map(repr, sweep['name']))}")
+        return sweep["name"].isin(names)
+    chosen = pd.Series(False, index=sweep.index)
+    for layer, head in named_heads(heads):
+        if head is not None:
+            layer, head = pair_in_table((layer, head), sweep, "the sweep")
+        rows = (sweep["layer"] == layer) & (True if head is None else sweep["head"] == head)
+        if not rows.any():
+            name = f"L{layer}" if head is None else head_name(layer, head)
+            raise BadHead(f"{name} is not in the sweep: name heads that it measured")
+        chosen |= rows
+    return chosen
+
+
 def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:
-    """Draw every draw as a tick, and a bar from the least to the largest; return what stands in the legend."""
+    """Draw, for each row of the sweep `table`, a tick per control effect and a bar from the least to the largest one.
+
+    Return the artist of the ticks for the legend, or None if no row has controls. Effects come from the column
+    control_draws, a list per row.
+    """
     ticks: Any = None
-    for height, drawn in enumerate(table["control_draws"]):
-        if drawn is None or not len(drawn):
+    for height, changes in enumerate(table["control_draws"]):
+        if changes is None or not len(changes):
             continue
-        axes.plot([min(drawn), max(drawn)], [height, height], color=PALE, linewidth=6, solid_capstyle="butt", zorder=1,
-            gid="range of the control")  # fmt: skip
-        (ticks,) = axes.plot(drawn, [height] * len(drawn), "|", color=GREY, markersize=9, zorder=2, gid="control")
+        axes.plot([min(changes), max(changes)], [height, height], color=PALE, linewidth=6, solid_capstyle="butt",
+            zorder=1, gid="range of the control")  # fmt: skip
+        (ticks,) = axes.plot(changes, [height] * len(changes), "|", color=GREY, markersize=9, zorder=2, gid="control")
     return ticks
 
 
 def _write_pvalues(axes: Axes, table: pd.DataFrame) -> None:
-    """Write control_p behind each row, at the right edge: as a bound where it is the smallest of the row's draws."""
+    """Write control_p at the right edge of each row of the sweep `table`.
+
+    It is written as "≤ 1/n" if it is the smallest value that the row's n - 1 controls allow, and left empty if it is
+    NaN.
+    """
     across = axes.get_yaxis_transform()  # x from 0 to 1 over the axes
     texts = [
         ""
@@ -109,27 +178,51 @@ def _write_pvalues(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def _title(sweep: pd.DataFrame, task: str) -> str:
-    """Return model, task, and the value of the intact model."""
-    said = [str(sweep.attrs[name]) for name in ("model",) if name in sweep.attrs] + [task]
+    """Return the title of a sweep's figure: model, name of the task, and the metric's value without ablation."""
+    parts = [str(sweep.attrs[name]) for name in ("model",) if name in sweep.attrs] + [task]
     if "intact_value" in sweep.attrs:
-        said.append(f"intact {two_decimals(sweep.attrs['intact_value'])}")
-    return ", ".join(said)
+        parts.append(f"intact {two_decimals(sweep.attrs['intact_value'])}")
+    return ", ".join(parts)
 
 
 def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axes | None = None) -> Figure:
-    """Draw the mean attention score against the offset of the key, one panel per head, intact and ablated.
+    """Draw the mean attention score of heads against the distance of the key, a panel per head, intact and ablated.
+
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> kernel = tls.relative_position_kernel(model, "L0H3")
+    >>> tls.plots.kernel(kernel).axes[0].get_title()
+    'L0H3'
+
+    Use it to see which distance a head prefers, and whether a part of the head makes this preference:
+
+        intact = tls.relative_position_kernel(model, "L0H3")
+        with tls.ablate(model, "L0H3", "rope_phase"):
+            ablated = tls.relative_position_kernel(model, "L0H3")
+        tls.plots.kernel(intact, ablated)
 
     Args:
-        intact: of `relative_position_kernel`.
-        ablated: the same inside `ablate(...)`, for the same heads; None draws the intact kernel alone.
-        ax: matplotlib Axes to draw into, for the kernel of one head; None makes a new figure.
+        intact: result of `tls.relative_position_kernel`. Used columns: `layer, head, offset, score`.
+        ablated: a second such table for the same heads, made inside a block of `tls.ablate`. Default: None, which draws
+            only `intact`.
+        ax: matplotlib Axes to draw into, if there is one head. Default: a new figure.
+
+    Returns:
+        matplotlib Figure; across: offset of the key in tokens (-1 is the previous token); up: mean score before the
+        softmax, in logits. Predicted scores are not drawn.
 
     Raises:
-        ValueError: `ax` is given, and the kernels are of several heads.
+        ValueError: `ax` is given and the table has several heads.
+        TypeError: `ax` is not a matplotlib Axes.
+
+    Not established: that distance alone decides. A kernel mixes the effects of content and position.
     """
     groups = list(intact[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
     if ax is not None and len(groups) > 1:
-        raise ValueError(f"the kernels are of {len(groups)} heads, a panel each: give ax the rows of one, or no ax")
+        raise ValueError(
+            f"ax= takes one panel, and the kernels are of {len(groups)} heads: choose the rows of one head, or leave "
+            "ax= out"
+        )
     if len(groups) == 1:
         figure, axes = one_panel(ax, 5.6, 4.0)
         panels = [axes]

@@ -1,4 +1,4 @@
-"""A column of a head table as a map of layers and heads."""
+"""A figure of one column of a head table, as a map of layers and heads."""
 
 from __future__ import annotations
 
@@ -25,35 +25,44 @@ _NOT_A_NUMBER = "#b9bec5"
 def heads(
     table: pd.DataFrame, column: str, *, limits: tuple[float, float] | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw one column of a table of heads, layers down and heads across; the three largest are named.
+    """Draw one column of a table of heads as a map, layers down and heads across, and name the three largest heads.
 
-        tls.plots.heads(tls.analyze_heads(model), "D_head_z")
+    >>> import tlspectral as tls
+    >>> table = tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10)
+    >>> figure = tls.plots.heads(table, "D_head")
+    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+    ('head', 'layer')
 
-    Where the column has both signs, the colours are orange above 0 and purple below, of one scale, and the largest
-    are those in absolute value. A head with NaN or an infinite number is grey, one without a row is white.
+    Use it to find heads that stand out in a column. If the column has both signs, orange is above 0 and purple below 0
+    on a symmetric scale, and the largest absolute values are named. A head with NaN or an infinite value is grey; a
+    head without a row is white.
 
     Args:
-        table: one row per head: `layer, head` and the column, of numbers.
-        column: the one that is drawn.
-        limits: the ends of the scale of colours; None takes the ends of the column.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: one row per head, with `layer`, `head` and the column, such as the table of `tls.analyze_heads`.
+        column: name of the column to draw; its values are numbers or booleans.
+        limits: (low, high) ends of the colour scale. Default: the smallest and largest value.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure with a cell per head; the colour bar is in the unit of the column.
 
     Raises:
-        ValueError: a missing column, one that holds no numbers, no rows, or a head with several rows.
+        ValueError: a column is missing or is not numeric, the table has no rows, or a head has several rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    What it does not establish: that a head stands out. The largest of many heads is large by chance as well; the null
-    columns and the errors of the table bear on that.
+    Not established: that a named head is unusual. The largest of many heads is large by chance too; compare the null
+    columns and errors of the table.
     """
     require(table, ("layer", "head", column), "analyze_heads")
     require_one_row(table, ["layer", "head"], "give one row per head")
     if not pd.api.types.is_numeric_dtype(table[column]) and not pd.api.types.is_bool_dtype(table[column]):
-        raise ValueError(f"column {column} holds {table[column].dtype}: choose one of numbers")
+        raise ValueError(f"column {column} has values of type {table[column].dtype}: choose a column of numbers")
     layer, head = (table[name].to_numpy(int) for name in ("layer", "head"))
     values = np.full((layer.max() + 1, head.max() + 1), np.nan)
     values[layer, head] = table[column].to_numpy(float, na_value=np.nan)
-    given = np.zeros(values.shape, dtype=bool)
-    given[layer, head] = True
-    missing = given & ~np.isfinite(values)
+    has_row = np.zeros(values.shape, dtype=bool)
+    has_row[layer, head] = True
+    missing = has_row & ~np.isfinite(values)
 
     cell = float(np.clip(7.0 / max(values.shape), 0.14, 0.5))
     size = cell * np.array(values.shape[::-1])
@@ -70,8 +79,8 @@ def heads(
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_title(str(table.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
     colour_bar(figure, colours, axes, column_title(column), whole=False)
-    what = "NaN or infinite" if np.isinf(values).any() else "NaN"
-    grey = [(Patch(facecolor=_NOT_A_NUMBER), f"{what} ({missing.sum()} of {len(table)})")] if missing.any() else []
+    reason = "NaN or infinite" if np.isinf(values).any() else "NaN"
+    grey = [(Patch(facecolor=_NOT_A_NUMBER), f"{reason} ({missing.sum()} of {len(table)})")] if missing.any() else []
     legend_below(figure, grey, [], ax=ax)
     finite = values[np.isfinite(values)]
     sizes = np.abs(values) if (finite < 0).any() and (finite > 0).any() else values
@@ -80,13 +89,17 @@ def heads(
     if len(largest):
         pairs = np.array(np.unravel_index(largest, values.shape)).T
         places = pairs[:, ::-1].astype(float)
-        names = [head_name(int(one), int(other)) for one, other in pairs]
+        names = [head_name(int(row), int(place)) for row, place in pairs]
         name_points(figure, axes, names, places, places, colours=[INK] * len(names), gid="largest")
     return figure
 
 
 def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMappable:
-    """Return two-sided colours for values of both signs, else pale to dark."""
+    """Return the matplotlib colour map and scale for an array of values: purple to orange around 0 if they have both
+    signs, otherwise pale to dark.
+
+    `limits` are (low, high) ends of the scale; None takes the smallest and largest finite value.
+    """
     finite = values[np.isfinite(values)]
     low, high = limits or ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))
     if low < 0 < high:

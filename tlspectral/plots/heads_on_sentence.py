@@ -1,4 +1,4 @@
-"""All heads of a model on one sentence, and what the answer loses without each."""
+"""A figure of all heads of a model on a sentence, with the answer's loss without each head."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from tlspectral.errors import earlier_calls
 from tlspectral.heads.detectors.heads import detect_heads
 from tlspectral.hooks.head_wall import wall as measured_wall
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
@@ -27,80 +28,101 @@ from tlspectral.tasks import Task
 
 RED = "#c8102e"
 FRAMES = {"prev": ("#0072b2", "-"), "dup": ("#009e73", (0, (3, 1.5))), "ind": ("#d55e00", (0, (1, 1)))}
-"""Colour and dashes of the frame of each detector."""
+"""Colour and line style of each detector's frame."""
 
-_WIDTH = 9.0  # inches: letters of 9 points are 9.5 pixels high where the figure is 688 wide
-_FULL = 0.5  # attention in full colour
+_WIDTH = 9.0  # inches; letters of 9 points are then 9.5 pixels high in a page column of 688 pixels
+_FULL = 0.5  # attention weights from here on have the full colour
 _PAPER, _FAINT = "#f6f7f9", "#b0b6be"
 _ACROSS = 40  # layers of one band, at most
 _LEAST_SIDE, _MOST_SIDE = 24, 48  # pixels of a square
-_GAP, _BAR = 1 / 7, 1 / 6  # of the side of a square: the gap behind it, and the room for a bar under it
+_GAP, _BAR = 1 / 7, 1 / 6  # gap beside a square and room for a bar under it, as shares of its side
 
 
+@earlier_calls(heads="table")
 def wall(
     model: Any,
     prompt: Any = None,
     *,
     task: Task | None = None,
-    heads: pd.DataFrame | None = None,
+    table: pd.DataFrame | None = None,
     removal: bool = True,
 ) -> Figure:
-    """Draw the attention of all heads on one sentence, with a bar for what the answer loses without each head.
+    """Draw the attention of all heads of a model on one sentence, and how removing each head changes the model's
+    answer.
 
-        tls.plots.wall(model, "When Mary and John went to the store, John gave a drink to")
+    >>> import tlspectral as tls, torch
+    >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    >>> figure = tls.plots.wall(tls.load_model("tiny-rope"), tokens, removal=False)
+    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+    ('layer', 'head')
 
-    Each square is the attention of one head, queries down and keys across, the first token left out. A frame says what
-    a head does on random repeated tokens: the largest of its scores, if that is .3 or more. A filled bar under a square
-    is what the answer loses when the head writes nothing, an outlined bar what it gains. Lines join squares of heads
-    that share keys and values.
+    Use it for a first look at a model. Each square is one head: queries down, keys across, first token left out. A
+    coloured frame names the head's kind on random repeated tokens, if a detector score is .3 or more. The bar under a
+    square is the change when the head's output is set to zero: filled if the answer loses, outlined if it gains. The
+    answer is the model's own next token (change of its probability) or, with `task`, the task's metric.
 
     Args:
-        model: TransformerBridge or HookedTransformer; or what `tls.hooks.wall` returned, which is drawn.
-        prompt, task, removal: as of `tls.hooks.wall`.
-        heads: table of `analyze_heads` or `detect_heads` of this model, for the frames; None measures it.
+        model: TransformerBridge or HookedTransformer; or a result of `tls.hooks.wall`, drawn without a new run.
+        prompt: text, or token ids [pos], 2 to 128 tokens. Default: a sentence about Mary and John; without a tokenizer
+            random ids.
+        task: a `Task` that measures the next token after each prompt, such as `tls.logit_difference(...)`, in place of
+            `prompt`. Attention is drawn for its first prompt, changes are means over its prompts.
+        table: table of `analyze_heads` or `detect_heads` of this model, for the frames. Default: measured.
+        removal: False leaves the bars out, which saves one run per head. Default: True.
+
+    Returns:
+        matplotlib Figure. Colour is attention probability, full from .5 on; the legend gives the size of a full bar.
 
     Raises:
-        ValueError: prompt and task, several prompts, fewer than 2 or more than 128 tokens, a task that does not measure
-            the next token after each prompt, a table of other weights, or a prompt with a measured wall.
-        UnsupportedArchitecture: a layer does not return its attention; a task of an encoder.
+        ValueError: both prompt and task, several prompts, fewer than 2 or more than 128 tokens, a task that does not
+            measure the next token, a table of other weights, or a prompt with a measured wall.
+        UnsupportedArchitecture: a layer does not return its attention, or a task is given for an encoder.
         EditNotHonored: the model discards the edit.
 
-    What it does not establish: why a head looks where it does, or what it does elsewhere. Without one head others may
-    take over. One sentence has no standard error, and of many bars some are long by chance.
+    Not established: why a head looks where it does, or where it looks on other sentences. Other heads may replace a
+    removed head. One sentence has no standard error, and some of many bars are long by chance.
     """
     if isinstance(model, Wall):
         if prompt is not None or task is not None:
-            raise ValueError("prompt and task are of a model: leave them out where a measured wall is drawn")
+            raise ValueError("a measured wall has its prompt already: leave prompt= and task= out, or give a model")
         shown = model
     else:
         shown = measured_wall(model, prompt, task=task, removal=removal)
-        heads = detect_heads(model) if heads is None else heads
-    if heads is not None:
-        require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
-        require_same_model(heads, shown.origin, "the wall")
-    return _drawn(shown, _framed(shown, heads))
+        table = detect_heads(model) if table is None else table
+    if table is not None:
+        require(table, ("layer", "head"), "analyze_heads", name="table of heads")
+        require_same_model(table, shown.origin, "the wall")
+    return _drawn(shown, _framed(table))
 
 
-def _framed(shown: Wall, heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
-    """Return the detector that frames each head that has one."""
+def _framed(heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
+    """Return a dict from (layer, head) to the detector that frames the head, such as "prev"; heads without a frame are
+    left out.
+
+    `heads` is a table with detector scores; None gives an empty dict.
+    """
     if heads is None:
         return {}
     rows = zip(head_pairs(heads), heads.to_dict("records"), strict=True)
-    found = {pair: framed_kind(row) for pair, row in rows}
-    return {pair: kind for pair, kind in found.items() if kind}
+    kinds = {pair: framed_kind(row) for pair, row in rows}
+    return {pair: kind for pair, kind in kinds.items() if kind}
 
 
 def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:
+    """Return the figure of a wall (attention of all heads on one sentence, and effects of removing each head).
+
+    `framed` is a dict from (layer, head) to the detector that frames the head, such as "prev".
+    """
     layers, rows = sorted(set(shown.heads["layer"])), sorted(set(shown.heads["head"]))
     n_bands = -(-len(layers) // _ACROSS)
     across = -(-len(layers) // n_bands)
     bands = [layers[first : first + across] for first in range(0, len(layers), across)]
     largest = 0.0 if shown.removal is None else float(np.abs(shown.removal.deltas).max())
-    # In inches: a band as high as its squares are where it is as wide as the figure, but no square above .8.
+    # Inches. Squares fill the width of the figure, but are at most 0.8 wide; a band is as high as its squares.
     side = min(0.8, (_WIDTH - 1.5) / max(across, 4))
     height = n_bands * (len(rows) * side * (1 + _GAP + _BAR) / (1 + _GAP) + 0.5)
     figure = new_figure(_WIDTH, height + 1.9)
-    figure.set_layout_engine("compressed")  # squares have one shape, so panels leave room beside them
+    figure.set_layout_engine("compressed")  # squares keep their shape, which leaves unused room beside the panels
     panels: list[Axes] = figure.subplots(n_bands, 1, squeeze=False).flatten().tolist()
     colours = ScalarMappable(Normalize(0.0, _FULL), LinearSegmentedColormap.from_list("shade", [_PAPER, BLUE]))
     for axes, band in zip(panels, bands, strict=True):
@@ -121,7 +143,12 @@ def _draw_band(
     colours: ScalarMappable,
     across: int,
 ) -> None:
-    """Draw the heads of some layers in pixels: one image, over which frames and bars stand."""
+    """Draw the heads of the layers in `band` into `axes` as one image, with frames and bars over it.
+
+    `shown` is the wall, `rows` all head numbers, `framed` a dict from (layer, head) to a detector, `largest` the effect
+    of a full bar, `colours` the scale of attention, and `across` the number of layers in a full band. Coordinates are
+    pixels of the image.
+    """
     inner = shown.attention[:, 1:, 1:]
     n = inner.shape[1]
     side = n * -(-_LEAST_SIDE // n) if n < _LEAST_SIDE else min(n, _MOST_SIDE)
@@ -163,15 +190,16 @@ def _draw_band(
 def _square(
     attention: Float[np.ndarray, "query key"], sink: int, colours: ScalarMappable, side: int
 ) -> Float[np.ndarray, "side side 3"]:
-    """Return the picture of one head, from attention without the first query and key; a second sink is grey.
+    """Return an RGB image [side, side, 3] of one head's attention, given without the first query and key.
 
-    Where a pixel stands for several weights, it has the largest.
+    `sink` is the position of a second attention sink in the sentence, whose key is drawn in grey; below 1 there is
+    none. If a pixel covers several weights, it shows the largest.
     """
     n, keys = len(attention), np.arange(1, len(attention) + 1)
     if n > side:
         edges = np.arange(side) * n // side
         attention = np.maximum.reduceat(np.maximum.reduceat(attention, edges, 0), edges, 1)
-        keys = np.searchsorted(edges, keys - 1, side="right")  # the column of each key, from 1 on
+        keys = np.searchsorted(edges, keys - 1, side="right")  # column of each key, counted from 1
     picture = np.asarray(colours.to_rgba(attention))[..., :3]
     if sink > 0:
         column = int(keys[sink - 1]) - 1
@@ -181,13 +209,16 @@ def _square(
 
 
 def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], largest: float) -> None:
-    """Write the sentence above, and legend and caption below."""
+    """Write the sentence of the wall `shown` above the figure, and a legend and notes below it.
+
+    `framed` is a dict from (layer, head) to a detector, `largest` the effect of a full bar (0: no bars).
+    """
     model, removal = shown.origin.get("model") or "attention heads", shown.removal
     title = fill(f"{model}: {shown.sentence}", 88)
     figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
     entries: list[tuple[Any, str]] = []
     for kind, (colour, dashes) in FRAMES.items():
-        n = sum(one == kind for one in framed.values())
+        n = sum(detector == kind for detector in framed.values())
         patch = Patch(fill=False, edgecolor=colour, linestyle=dashes, linewidth=1.6)
         if framed:
             entries.append((patch, f"{DETECTORS[kind].kind}: {n} of {len(shown.heads)}"))
@@ -210,6 +241,9 @@ def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], la
 
 
 def _answer(removal: Removal) -> str:
+    """Return the sentence of the caption that explains the bars: the quantity that changes, its value with all heads
+    and its standard error.
+    """
     if not removal.of_task:
         return (
             f"Bar: change of the probability of the model's answer “{removal.watched[0].strip()}”, "
@@ -225,9 +259,10 @@ def _answer(removal: Removal) -> str:
 
 
 def _two_digits(value: float) -> str:
+    """Return a number as text with two significant digits, such as "0.30"."""
     return f"{value:#.2g}".rstrip(".")
 
 
 def _plain(text: str) -> str:
-    """Return text in which a dollar begins no formula."""
+    """Return text with escaped dollar signs, so that matplotlib does not read a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Names written beside points of a figure."""
+"""Write names beside points of a figure."""
 
 from itertools import product
 
@@ -24,13 +24,14 @@ def name_points(
     colours: list[str],
     gid: str,
 ) -> None:
-    """Write each name near its point, in data coordinates: inside the axes, over no other name or named point.
+    """Write each name near its point, inside the axes, where it covers few other names and points.
 
-    `others` are points that are better left visible; `figure.findobj` finds the texts by `gid`.
+    `places` are the named points [named, 2] and `others` points [points, 2] that should stay visible, both in data
+    coordinates. `colours` has a colour per name. `figure.findobj` finds the texts by `gid`.
     """
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())
-    figure.draw_without_rendering()  # pixel coordinates are known only after the layout
+    figure.draw_without_rendering()  # computes the layout; pixel coordinates are unknown before
     dots, targets = axes.transData.transform(others), axes.transData.transform(places)
     inside = axes.get_window_extent()
     occupied: list[Bbox] = []
@@ -50,14 +51,14 @@ def name_points(
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4},
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
             gid=gid,
-            in_layout=False,  # else the axes shrink for it, and all pixel coordinates change
+            in_layout=False,  # otherwise the axes shrink to make room, and all pixel coordinates change
         )
-        label.get_window_extent()  # anchors the text to its point
+        label.get_window_extent()  # this call anchors the text to its point
         tried: list[tuple[float, Bbox, np.ndarray, tuple[float, float]]] = []
         for distance, angle in product(_DISTANCES, _ANGLES):
             offset = (1.4 * distance * float(np.cos(angle)), distance * float(np.sin(angle)))
             label.set_position(offset)
-            # The box of the text alone: an annotation's own extent takes in its line.
+            # The box of the text only, because an annotation's own extent includes its line.
             box = Text.get_window_extent(label).padded(2)
             line = target + np.linspace(0.0, 1.0, 12)[:, None] * (box.get_points().mean(axis=0) - target)
             outside = not (inside.contains(*box.min) and inside.contains(*box.max))

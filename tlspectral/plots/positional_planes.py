@@ -1,4 +1,4 @@
-"""Heads by their positional and symbolic scores: tables of `tlspectral.positional` in, matplotlib Figures out.
+"""Figures of heads by their positional and symbolic scores, from tables of `tlspectral.positional`.
 
 They follow "Decoupling Positional and Symbolic Attention Behavior" (PS), Figures 1, 3, 5, 6 and 7, in colours that
 survive print and colour blindness.
@@ -40,29 +40,41 @@ SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
 def positional_symbolic_plane(
     scores: pd.DataFrame, *, highlight: Heads | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw every head in the plane of its positional score (across) and its symbolic score (up), by layer.
+    """Draw every head by its positional score (across) and its symbolic score (up), coloured by layer.
 
-    What decides where a head looks is written at the ends of the arc: above the content, at the right the position.
-    Both scores are near 1 where attention is even and neither decides. The thin arc is the unit circle. Under one swap
-    of two blocks no head can lie inside it, and a head with all of its weight on one block lies on it. A mean over
-    swaps that disagree may lie inside, where s_pos + s_sym is still 1 or more.
+    >>> import pandas as pd, tlspectral as tls
+    >>> heads = {"layer": [0, 1], "head": [0, 0]}
+    >>> scores = pd.DataFrame({**heads, "s_pos": [0.9, 0.4], "s_sym": [0.5, 0.95]})
+    >>> figure = tls.plots.positional_symbolic_plane(scores, highlight="L1H0")
+    >>> figure.axes[0].get_title(loc="right")
+    '2 heads'
+
+    Use it to see which heads follow positions and which follow words ("Decoupling Positional and Symbolic Attention
+    Behavior", section 3.3, Figure 1A). Two blocks of a prompt swap: s_pos is 1 if attention stays at its positions,
+    s_sym is 1 if it follows the blocks. Both are near 1 if attention is even. The arc is the unit circle: for one swap
+    no head can lie inside it, and a head with all weight on one block lies on it. A mean over swaps that disagree may
+    lie inside.
 
     Args:
-        scores: table of `positional_symbolic`, one row per head. Needed: `layer, head, s_pos, s_sym`. Used where
-            there: `s_pos_se, s_sym_se` for error bars of one standard error, and `scores.attrs["correlation"]` for the
-            correlation of the two scores and its null. Rows with NaN are left out and counted in a note.
-        highlight: heads to be named: pairs (layer, head), names such as "L12H0", or rows of a table, for instance
-            `scores.nlargest(5, "s_sym")`.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        scores: table of `tls.positional_symbolic`, one row per head. Needed columns: `layer, head, s_pos, s_sym`. Used
+            if present: `s_pos_se, s_sym_se` for error bars of one standard error, and `scores.attrs["correlation"]` for
+            a note. A note counts heads left out because a score is NaN.
+        highlight: heads to name: "L12H0", (12, 0), a list of these, or rows such as `scores.nlargest(5, "s_sym")`.
+            Default: none.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure: a dot per head; both axes are cosines, 0 to 1 for most heads.
 
     Raises:
-        ValueError: a needed column is missing, there are no rows, a head has several, or a head to be named has none.
+        ValueError: a needed column is missing, the table has no rows, a head has several rows, or a head to name has
+            none.
+        BadHead: `highlight` is not a head.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1A.
-
-    What it does not establish: that the scores exclude each other in this model. The circle alone makes their
-    correlation strongly negative where attention is peaked and heads differ in how often they follow the content, so
-    compare it with its null. A head with both scores near 1 may simply have a flat pattern.
+    Not established: that the two scores exclude each other in this model. The circle alone makes their correlation
+    negative if attention is peaked, so compare it with its null. A head with both scores near 1 may simply have flat
+    attention.
     """
     require_heads(scores, SCORES, "positional_symbolic")
     shown, note = without_nan(scores, SCORES)
@@ -84,20 +96,30 @@ def positional_symbolic_plane(
 def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw every head by its exclusion index (across) and the standard deviation of its logits (up, logarithmic).
 
-    The index spreads where the two scores crowd near 1. Far below a deviation of 1 the softmax is nearly flat, and the
-    index speaks of logits that hardly matter.
+    >>> import pandas as pd, tlspectral as tls
+    >>> columns = {"layer": 0, "head": [0, 1], "exclusion_index": [0.9, 0.2]}
+    >>> scores = pd.DataFrame({**columns, "logit_std": [1.5, 0.3]})
+    >>> tls.plots.exclusion_plane(scores).axes[0].get_xlabel()
+    'exclusion index (0 symbolic, 1 positional)'
+
+    Use it if the positional and the symbolic score of many heads are both near 1, because their attention is flat. The
+    index still distinguishes such heads: 0 if attention follows words, 1 if it follows positions ("Decoupling
+    Positional and Symbolic Attention Behavior", Theorem 1). If the standard deviation is far below 1, the softmax is
+    nearly flat and the logits hardly matter.
 
     Args:
-        scores: table of `positional_symbolic`: `layer, head, exclusion_index, logit_std`. Rows with
-            NaN, and logits without any spread, are left out and counted.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        scores: table of `tls.positional_symbolic` with `layer, head, exclusion_index, logit_std`. A note counts heads
+            left out because a value is NaN or `logit_std` is 0.
+        ax: matplotlib Axes to draw into. Default: a new figure.
+
+    Returns:
+        matplotlib Figure: a dot per head, coloured by layer; across: index without unit; up: logits before the softmax.
 
     Raises:
-        ValueError: a needed column is missing, there are no rows, or a head has several.
+        ValueError: a needed column is missing, the table has no rows, or a head has several rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    Source: PS, "Decoupling Positional and Symbolic Attention Behavior", Theorem 1.
-
-    What it does not establish: that a head uses what its index says, nor that its output depends on it.
+    Not established: that the model's output depends on the head, or how the head behaves on another task.
     """
     columns = ["exclusion_index", "logit_std"]
     require_heads(scores, columns, "positional_symbolic")
@@ -117,7 +139,11 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: bool = True) -> None:
-    """Set arc, equal scales and limits of the plane: the unit square, widened to points outside of it."""
+    """Draw the arc of the unit circle into `axes`, and set equal scales and limits: 0 to 1, or lower if a point lies
+    below 0.
+
+    `places` are the points [points, 2] to be shown. `labels=False` leaves the names of the axes out.
+    """
     angle = np.linspace(0, np.pi / 2, 91)
     axes.plot(np.cos(angle), np.sin(angle), color=GREY, linewidth=0.8, zorder=0, gid="unit circle")
     low = min(0.0, float(places.min())) if len(places) else 0.0
@@ -130,19 +156,21 @@ def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: boo
 
 
 def _write_what_decides(axes: Axes) -> None:
-    """Write in the empty part of the plane, at the ends of the arc, what moves the attention of a head there."""
+    """Write "the content decides" at the upper end of the arc, and "the position decides" at its right end."""
     look: dict[str, Any] = {"fontsize": 9, "color": GREY, "zorder": 0, "gid": "what decides"}
     axes.text(0.02, 0.9, "the content\ndecides", ha="left", va="top", **look)
     axes.text(0.78, 0.02, "the position\ndecides", ha="right", va="bottom", **look)
 
 
 def circle_entry() -> tuple[Line2D, str]:
-    """Return the legend entry of the arc."""
+    """Return the legend entry of the arc of the unit circle as (line, text)."""
     return Line2D([], [], color=GREY, linewidth=0.8), "unit circle: a single swap lies on it or beyond"
 
 
 def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
-    """Draw bars of one standard error if the table has them; a head with NaN (a single draw) gets none."""
+    """Draw error bars of one standard error around the heads in `shown`, from the columns s_pos_se and s_sym_se; draw
+    none if a column is missing. A head whose error is NaN gets no bar.
+    """
     if "s_pos_se" not in shown or "s_sym_se" not in shown:
         return
     across, up = (shown[f"{score}_se"].fillna(0) for score in SCORES)
@@ -153,7 +181,9 @@ def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
 
 
 def _correlation(scores: pd.DataFrame) -> str | None:
-    """Return a text about the correlation of the two scores and its null, None if the table's attrs lack it."""
+    """Return a text with Pearson's r of the two scores over heads, its mean and standard deviation under the null, and
+    its percentile; None if `scores.attrs` have no correlation.
+    """
     stats = scores.attrs.get("correlation") or {}
     if stats.get("pearson") is None:
         return None
@@ -165,31 +195,39 @@ def _correlation(scores: pd.DataFrame) -> str | None:
 
 
 def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | None) -> pd.DataFrame:
-    """Return the drawn rows of the heads to be named."""
+    """Return the rows of `shown` whose heads are in `highlight`; no rows if it is None.
+
+    `scores` is the whole table, `shown` its rows without NaN. Raises ValueError for a head that `scores` lacks.
+    """
     if highlight is None or (isinstance(highlight, pd.DataFrame) and highlight.empty):
         return shown.iloc[:0]
     pairs = [pair_in_table(pair, scores, "the table") for pair in head_pairs(highlight)]
     index = pd.MultiIndex.from_arrays([scores["layer"], scores["head"]])
     unknown = [pair for pair in pairs if pair not in index]
     if unknown:
-        raise ValueError(f"{head_name(*unknown[0])} has no row in the table: name heads that it holds")
+        raise ValueError(f"highlight: {head_name(*unknown[0])} has no row in the table: give heads of the table")
     drawn = pd.MultiIndex.from_arrays([shown["layer"], shown["head"]])
     return shown.loc[drawn.isin(pairs)]
 
 
 def score_points(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
-    """Return where rows stand in the plane: s_pos across, s_sym up."""
+    """Return the points [rows, 2] of the heads in `rows`: s_pos across, s_sym up."""
     return np.asarray(rows[SCORES], dtype=float)
 
 
 def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> None:
-    """Refuse a table without these columns of single heads, or with two rows of a head. Raises ValueError."""
+    """Raise ValueError if `table` lacks layer, head or one of `columns`, has no rows, or has two rows for a head.
+
+    The message tells the user to give a table of the function `made_by`.
+    """
     require(table, ["layer", "head", *columns], made_by)
     require_one_row(table, ["layer", "head"], "give one row per head")
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
-    """Return the rows without NaN in these columns, and a note about the others, None if there are none."""
+    """Return (rows without NaN in `columns`, a note that counts the other rows); the note is None if no row is left
+    out.
+    """
     complete = table.dropna(subset=columns)
     count = len(table) - len(complete)
     if not count:

@@ -1,4 +1,4 @@
-"""Style of the figures: colours that survive print and colour blindness, plain axes, notes under the panels."""
+"""Style of the figures: colours that survive print and colour blindness, plain axes, notes below the panels."""
 
 import io
 from collections.abc import Sequence
@@ -20,13 +20,15 @@ GREY = "#6b7480"
 PALE = "#d5d9df"
 BLUE = "#1b5e9b"
 ORANGE = "#e07b00"
-"""Blue and orange differ in lightness as well as in hue: they stay apart in grey print and to the colour-blind."""
+"""Blue and orange differ in lightness and hue, so they can be told apart in grey print and with colour blindness."""
 
 _SAVED_DPI = 150
 
 
 class _ShownFigure(Figure):
-    """A figure outside pyplot that a notebook shows as the last line of a cell, and that is saved with 150 dpi."""
+    """A matplotlib Figure outside pyplot: a notebook shows it if it is the last line of a cell, and `savefig` uses 150
+    dpi.
+    """
 
     def savefig(self, fname: Any, **look: Any) -> None:
         super().savefig(fname, **{"dpi": _SAVED_DPI, **look})
@@ -38,22 +40,29 @@ class _ShownFigure(Figure):
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return a white figure of this size in inches, outside pyplot, with room for what is around its axes."""
+    """Return an empty white matplotlib Figure of this width and height in inches, outside pyplot, with constrained
+    layout.
+    """
     return _ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
-    """Return the axes to draw into and their figure: the caller's axes, or the axes of a new figure of this size."""
+    """Return (figure, axes) to draw one panel into: `ax` and its figure, or, if `ax` is None, new axes in a new figure.
+
+    `width` and `height` are the new figure's size in inches. Raises TypeError if `ax` is not a matplotlib Axes.
+    """
     if ax is None:
         figure = new_figure(width, height)
         return figure, figure.add_subplot()
     if not isinstance(ax, Axes):
-        raise TypeError(f"ax is a {type(ax).__name__}: give one matplotlib Axes, such as plt.subplots()[1]")
-    return ax.figure.figure, ax  # the figure of a subfigure is the whole figure
+        raise TypeError(f"ax= is a {type(ax).__name__}: give a matplotlib Axes, such as plt.subplots()[1]")
+    return ax.figure.figure, ax  # .figure twice, because ax may stand in a subfigure
 
 
 def sequential_colours(values: pd.Series) -> ScalarMappable:
-    """Return Viridis without its palest end, which vanishes on paper, scaled to the finite values."""
+    """Return a Viridis colour map scaled from the smallest to the largest finite value, without its palest end, which
+    vanishes on paper.
+    """
     palette = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)))
     finite = np.asarray(values, dtype=float)
     finite = finite[np.isfinite(finite)]
@@ -71,7 +80,11 @@ def draw_dots(
     rim: float = 0.4,
     **look: Any,
 ) -> None:
-    """Draw points with a white rim; `figure.findobj` finds them by `gid`."""
+    """Draw points [points, 2] into `axes` as dots with a white rim; `figure.findobj` finds them by `gid`.
+
+    `size` is the area of a dot in square points, `colours` a colour or one per point, `rim` the width of the rim in
+    points. `look` has further arguments of matplotlib's scatter.
+    """
     look = {"edgecolors": "white", "linewidths": rim, "zorder": 3, **look}
     axes.scatter(points[:, 0], points[:, 1], s=size, color=colours, gid=gid, **look)
 
@@ -79,9 +92,10 @@ def draw_dots(
 def draw_heads(
     figure: Figure, axes: Axes, points: Float64[np.ndarray, "points 2"], shown: pd.DataFrame, table: pd.DataFrame
 ) -> float:
-    """Draw the heads of `shown` as dots, coloured by layer on the scale of the table, with model and number.
+    """Draw a dot per head, coloured by layer, with a colour bar, the model's name and the number of heads.
 
-    Returns the area of a dot, in square points.
+    `shown` are the rows of the drawn heads, `points` their places [points, 2]. `table` is the whole table, whose layers
+    set the colour scale. Return the area of a dot in square points.
     """
     colours = sequential_colours(table["layer"])
     area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
@@ -93,7 +107,7 @@ def draw_heads(
 
 
 def dress(axes: Axes) -> None:
-    """Keep two grey spines, and set dark labels that are legible at the width of a column."""
+    """Hide the upper and right spine of the axes, and make labels and ticks dark, in 9 and 10 points."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(color=GREY, labelcolor=INK, labelsize=9)
@@ -102,7 +116,10 @@ def dress(axes: Axes) -> None:
 
 
 def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes], label: str, *, whole: bool) -> Axes:
-    """Draw a thin colour bar beside one axes or several, and return its axes; `whole` for values that are indices."""
+    """Draw a thin colour bar next to one or several axes, and return its axes.
+
+    `colours` is the scale that it shows, `label` its title. `whole=True` keeps ticks at whole numbers.
+    """
     if isinstance(axes, Axes):
         bar = figure.colorbar(colours, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
     else:
@@ -122,15 +139,19 @@ def legend_below(
     columns: int = 1,
     ax: Axes | None = None,
 ) -> None:
-    """Draw notes and legend under all panels, or under the caller's axes; without either, nothing."""
+    """Draw notes and a legend below all panels of the figure, or below `ax`; draw nothing if there are neither.
+
+    `entries` are (artist, text) pairs of the legend in `columns` columns. `notes` are lines above the legend; None is
+    skipped.
+    """
     text = "\n".join(note for note in notes if note)
     if not text and not entries:
         return
-    # Under all panels, or under the axes of the caller: at 4.5 font sizes, in which tick labels and the axis name fit.
+    # Below the caller's axes the distance is 4.5 font sizes, enough for tick labels and the axis name.
     place: dict[str, Any] = {"loc": "outside lower center"}
     if ax is not None:
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5}
-    handles: list[Any] = [handle for handle, _ in entries]  # matplotlib draws tuples too
+    handles: list[Any] = [handle for handle, _ in entries]  # matplotlib also accepts tuples of artists
     legend = (figure if ax is None else ax).legend(
         handles,
         [label for _, label in entries],
@@ -148,5 +169,5 @@ def legend_below(
 
 
 def two_decimals(value: float) -> str:
-    """Write a number as in a text, with a minus sign instead of a hyphen."""
+    """Return a number as text with two decimals and a true minus sign."""
     return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")

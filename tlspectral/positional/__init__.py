@@ -1,4 +1,4 @@
-"""Positional and symbolic attention: scores per head and frequency, and the block tasks they are measured on."""
+"""Positional and symbolic attention: scores of heads and frequencies, and the block tasks for measuring them."""
 
 from tlspectral.positional.answers import task_answers
 from tlspectral.positional.binding import BindingTask

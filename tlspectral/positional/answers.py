@@ -1,4 +1,4 @@
-"""The answers to a block task: their tokens, their probability, and how often the model gives them."""
+"""Measure how a model answers a block task: probability and rank of the right answer's first token."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,26 +7,27 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.errors import not_a
 from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
-from tlspectral.positional.block_task import first_token
+from tlspectral.positional.block_task import BlockTask, first_token
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
-    from tlspectral.positional.block_task import BlockDraw, BlockTask
+    from tlspectral.positional.block_task import BlockDraw
 
 BLOCK_ANSWERS = Schema(
     "block_answers",
     columns("""
         draw                 | index       | Number of the list of blocks, from 0.
-        query                | index       | Index of the block of the list that is asked about, from 0.
+        query                | index       | Index of the block that the question is about, from 0.
         answer               | text        | The right answer.
-        probability          | probability | That the model gives to the first token of the right answer after the
-                             |             | prompt.
-        rank                 | index       | Rank of that token among all by probability; 1 is the most probable.
-        relative_probability | share       | probability over that of the first tokens of all choices of the draw.
+        probability          | probability | Probability of the right answer's first token after the prompt.
+        rank                 | index       | Rank of that token among all tokens by probability; 1 is the most probable.
+        relative_probability | share       | probability over the sum of the probabilities of the first tokens of all
+                             |             | choices of the draw.
         chance               | share       | Share of the draw's choices that have the right answer's first token.
     """),
     "`tlspectral.positional.task_answers`",
@@ -34,31 +35,50 @@ BLOCK_ANSWERS = Schema(
 
 
 def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFrame:
-    """Measure how a model answers a block task: probability and rank of the right answer after each prompt.
+    """Measure how a model answers a block task: probability and rank of the right answer's first token.
+
+    Run it before `positional_symbolic`: scores of heads on a task that the model does not solve say little.
+
+    >>> import tlspectral as tls, torch
+    >>> from tlspectral.positional import BlockDraw, BlockTask, Question, task_answers
+    >>> class Pairs(BlockTask):
+    ...     n_blocks = 3
+    ...     def draw(self, seed):
+    ...         blocks = tuple(torch.tensor([key, key + 10]) for key in (3, 4, 5))
+    ...         question = Question(1, torch.tensor([4]), 14)
+    ...         return BlockDraw(torch.tensor([1]), blocks, (question,), (13, 14, 15))
+    >>> table = task_answers(tls.load_model("tiny-rope"), Pairs(draws=1))
+    >>> table[["query", "answer", "rank"]].values.tolist()
+    [[1, '14', 1]]
 
     Args:
-        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        task: a `BlockTask`; its `draws` and `queries` say which prompts.
-        seed: of the draws, as in `positional_symbolic`.
+        model: TransformerBridge or HookedTransformer; hooks on it act as usual.
+        task: a `BlockTask`, for example `tls.positional.KeyValueTask()`. Its `draws` and `queries` choose the prompts.
+        seed: seed of the draws; the same seed gives the prompts of `positional_symbolic`. Default: 0.
 
     Returns:
-        DataFrame, a row per prompt. Columns of `block_answers`: `draw, query, answer, probability, rank,
-        relative_probability, chance`. The model's accuracy is `(rank == 1).mean()`.
+        DataFrame, the table `block_answers`, a row per question of each draw. Columns of `block_answers`: `draw, query,
+            answer, probability, rank, relative_probability, chance`. `probability` (0 to 1) and `rank` (1 is the most
+            probable token) belong to the first token of the answer. `relative_probability` is `probability` over the
+            summed probability of the first tokens of all possible answers. `chance` is the share of the possible
+            answers that begin with the right token. The model's accuracy is `(table["rank"] == 1).mean()`.
 
     Raises:
-        ValueError: text without a tokenizer, a tokenizer that joins segments, or the prompt's end with the answer, a
-            prompt that is too long, or answers that are no ids of the model.
-        UnsupportedArchitecture: an encoder.
+        ValueError: a model without tokenizer for text; a tokenizer that merges text across blocks, or the end of the
+            prompt with the answer; a prompt longer than the context; an answer id outside the vocabulary.
+        UnsupportedArchitecture: the model is an encoder.
 
-    What it does not establish: that the answer was read off the block: choices differ in how probable they are in any
-    text, which `chance` does not take into account.
+    Not established: that the model read the answer from the block. Some answers are more probable in any text, and
+    `chance` does not account for this.
     """
     with measured(model) as view:
+        if not isinstance(task, BlockTask):
+            raise TypeError(f"{not_a(task, 'a task of blocks')}: give one such as tls.positional.NeedleTask()")
         scored = task.task(seed=seed)
-        packed, asked = scored.prompts.packed(view), scored.prompts.prompts
+        packed, prompts = scored.prompts.packed(view), scored.prompts.prompts
         tables = []
         with torch.no_grad():
-            for number, (_, draw, query) in enumerate(asked):
+            for number, (_, draw, query) in enumerate(prompts):
                 tokens = packed.tokens[number, : packed.lengths[number]]
                 logits = logits_at(view, tokens[None], slice(len(tokens) - 1, len(tokens)))[0]
                 tables.append(
@@ -72,11 +92,17 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
 def answers_table(
     tokenizer: Any, draw: "BlockDraw", queries: tuple[int, ...], logits: Float64[Tensor, "queries d_vocab"]
 ) -> pd.DataFrame:
-    """Return probability and rank of the right answer after each prompt of a draw, as `task_answers` without `draw`."""
+    """Return a DataFrame with the columns of `task_answers` except `draw`, a row per queried block of one draw.
+
+    The columns are query, answer, and probability, rank, relative_probability and chance of the right answer's first
+    token. `queries`: indices of the queried blocks. `logits`: the model's logits after the prompt of each query.
+    `tokenizer`: the model's; None if the answers are token ids.
+    """
     rows = []
     for query, prompt_logits in zip(queries, logits, strict=True):
         question = draw.question(query)
-        first_tokens = {one: first_token(tokenizer, question.suffix, one) for one in {*draw.choices, question.answer}}
+        texts = {*draw.choices, question.answer}
+        first_tokens = {text: first_token(tokenizer, question.suffix, text) for text in texts}
         require_vocabulary(prompt_logits.shape[0], torch.tensor(list(first_tokens.values())))
         answer = first_tokens[question.answer]
         probabilities = prompt_logits.softmax(0)

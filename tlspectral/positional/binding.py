@@ -1,7 +1,7 @@
-"""The binding task: a list of names and the colours that they like, then a question about one of the names.
+"""The binding task: a list of names with the colours that they like, then a question about one of the names.
 
-It is the prompt on which "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3 and appendix B.4)
-measures language models, after Feng & Steinhardt (2023). Every pair of a name and a colour is one line and one block.
+"Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3 and appendix B.4) measures language models on
+this prompt, after Feng & Steinhardt (2023). Each name with its colour is one line and one block.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tlspectral.errors import shown
 from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks.block_prompt import BlockPrompt
@@ -34,40 +35,38 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     ),
     "plain": (f"{_INSTRUCTION} attribute.\n---\nContext:\n", f"{_QUESTION}\n{_ANSWER}"),
 }
-"""Text before and after the pairs, per template; `{name}` is the name that is asked about."""
+"""Text before and after the lines of names, for each template; `{name}` stands for the queried name."""
 
 
 @dataclass(frozen=True)
 class BindingTask(BlockTask):
-    """The binding task in one wording: lines "NAME likes the color COLOUR", then a question about one name.
+    """Make a block task with lines "NAME likes the color COLOUR" and a question about one name's colour.
 
-    The chat templates follow PS appendix B.4 to the letter, special tokens written out as text. What
-    looks odd in B.4 is kept:
+    It is the task of "Decoupling Positional and Symbolic Attention Behavior" (PS), appendix B.4. Give it to
+    `positional_symbolic` or `task_answers`.
 
-    * `"llama-3.2"` closes the headers `user` and `assistant` with `<|eot_id|>` where Llama's own format has
-      `<|end_header_id|>`, and has one line break after a header, not two.
-    * in all three the word "attribute." stands on a line of its own; perhaps only because of the paper's page width.
-    * only `"gemma-2"` has `---` before "Context:" as well as after the pairs.
-    * the answer begins in the assistant's turn, with "Answer:", and stops before the colour, without a space.
-
-    `"plain"` has the same wording without chat markup, for models that were not trained to chat, and the first sentence
-    on one line; it opens with the tokenizer's BOS token where the model has one.
+    >>> import tlspectral as tls
+    >>> task = tls.positional.BindingTask(n_blocks=3)
+    >>> task.lines(("Ann", "Bob", "Cy"), ("red", "blue", "green")).blocks[1]
+    'Bob likes the color blue\\n'
 
     Attributes:
-        template: `"plain"`, `"gemma-2"`, `"llama-3.2"` or `"qwen2"`. That the model's tokenizer knows the markup is not
-            checked: other models read it as ordinary text.
-        n_blocks: lines, from 3 to the number of packaged names (`packaged_words`); PS has 256.
+        template: wording of the prompt. "plain" (default) suits models that were not trained to chat, and begins with
+            the tokenizer's BOS token. "gemma-2", "llama-3.2" and "qwen2" are the chat prompts of PS with their special
+            tokens. Nothing checks that the template fits the model: another model reads the markup as ordinary text.
+        n_blocks: number of lines, 3 to 443 (the packaged names). Default: 64; PS has 256.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
+
+    The experiment of PS, appendix B.5, is `tls.positional_symbolic(model, tls.positional.BindingTask("gemma-2", 256),
+    swaps="all")`.
 
     Raises:
-        ValueError: no such template, or too few or too many lines.
+        ValueError: an unknown template, or too few or too many lines. Later, when a model reads the prompts: a model
+            without tokenizer, or prompts longer than its context.
 
-    The experiment of PS appendix B.5 is `BindingTask("gemma-2", 256)` with `swaps="all"` of `positional_symbolic`: "for
-    all i, j = 1 .. 9" is read as all 36 pairs of the 9 blocks. `swaps="per_query"` reads "nine permutations per query",
-    the next sentence, as the queried block with each other one; the ninth, the identity, moves nothing. PS gives
-    neither tau nor the number of lists.
-
-    What it does not establish: that a model which names the right colour has bound it to the name. A colour that is
-    frequent in the draw is right by chance more often.
+    Not established: that a model which answers with the right colour has bound it to the name. A frequent colour of the
+    draw is right by chance more often. More: docs/positional.md.
     """
 
     template: str = "plain"
@@ -75,13 +74,14 @@ class BindingTask(BlockTask):
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
-            raise ValueError(f"{self.template!r} is no template; there are {', '.join(map(repr, TEMPLATES))}")
+            raise ValueError(f"template={shown(self.template)} does not exist: give {', '.join(map(repr, TEMPLATES))}")
         require_size(self.n_blocks, len(packaged_words("names")))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw names without and colours with repetition, uniformly; fewer pairs are the first of more pairs.
+        """Return a `BlockDraw` with different names, and colours drawn uniformly with repetition.
 
-        PS does not say which names and colours it uses, nor how it draws them.
+        `seed`: with the same seed, a smaller task has the first lines of a larger task. The paper (PS) does not say
+        which names and colours it uses, nor how it draws them.
         """
         generator = np.random.default_rng(seed)
         names = generator.permutation(packaged_words("names"))[: self.n_blocks]
@@ -89,13 +89,17 @@ class BindingTask(BlockTask):
         return self.lines(tuple(map(str, names)), tuple(map(str, colours)))
 
     def lines(self, names: tuple[str, ...], colours: tuple[str, ...]) -> BlockDraw:
-        """Return the draw with these names, all different, and the colour that each likes.
+        """Return a `BlockDraw` made from your own names and colours, where `names[i]` likes `colours[i]`. Names must be
+        different.
 
-        Every block ends with its line break, so that blocks can be exchanged without changing how the text around them
-        is split into tokens. Raises ValueError for another number of pairs than the task's.
+        Each block ends with a line break, so swapping blocks does not change how the text around them is tokenised.
+        Raises ValueError if the number of names or colours is not `n_blocks`.
         """
         if not len(names) == len(colours) == self.n_blocks:
-            raise ValueError(f"this task has {self.n_blocks} pairs; found {len(names)} names, {len(colours)} colours")
+            raise ValueError(
+                f"lines() needs n_blocks={self.n_blocks} names and as many colours; found {len(names)} names, "
+                f"{len(colours)} colours"
+            )
         prefix, suffix = TEMPLATES[self.template]
         return BlockDraw(
             prefix,
@@ -107,5 +111,9 @@ class BindingTask(BlockTask):
         )
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """Return a prompt as `BlockTask.prompt`; only `"plain"` opens with `bos`, other templates have their own."""
+        """Return the `BlockPrompt` that asks about the block with index `query`.
+
+        `draw`: a draw of this task. `bos`: text put in front, used only by the template "plain"; the other templates
+        contain their own start token.
+        """
         return super().prompt(draw, query, bos=bos if self.template == "plain" else "")

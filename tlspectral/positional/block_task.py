@@ -1,4 +1,4 @@
-"""`BlockTask`: draws of prompts in blocks, with questions about the blocks and the answers to them."""
+"""`BlockTask`: lists of blocks drawn from a seed, with questions about the blocks and their answers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,33 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
 from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt, Segment
-from tlspectral.user_functions import require_call
+from tlspectral.user_functions import call_users, require_call
 
 Answer = str | int
-"""The answer to a question: text, or a token id."""
+"""Answer to a question: text, or a token id."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about one block of a draw.
+    """A question about one block of a draw: where it asks, its text, and the right answer. It is part of a `BlockDraw`.
+
+    >>> import tlspectral as tls
+    >>> question = tls.positional.Question(block=1, suffix="Bob likes", answer=" blue")
+    >>> question.answer
+    ' blue'
 
     Attributes:
-        block: index of the block that is asked about.
-        suffix: what follows the blocks; its last token is the query.
-        answer: what should follow: text with its space, whose first token counts, or a token id.
+        block: index of the block that the question is about, from 0.
+        suffix: text or token ids after the blocks. The prompt ends with it, and its last token is the query.
+        answer: right continuation. Text begins with its space, and only its first token counts; or a token id.
+
+    A `Question` itself checks nothing. `BlockDraw` raises ValueError if the block does not exist.
     """
 
     block: int
@@ -43,16 +51,24 @@ class Question:
 
 @dataclass(frozen=True)
 class BlockDraw:
-    """One list of blocks and the questions about it. All is text, or all is token ids.
+    """One list of blocks and the questions about them: what `draw(seed)` of a `BlockTask` returns.
+
+    >>> import tlspectral as tls
+    >>> blocks = ("Ann likes red\\n", "Bob likes blue\\n", "Cy likes green\\n")
+    >>> question = tls.positional.Question(1, "Bob likes", " blue")
+    >>> tls.positional.BlockDraw("", blocks, (question,)).answer(1)
+    ' blue'
 
     Attributes:
-        prefix, blocks: as in `BlockPrompt`.
-        questions: one at least, each about another block.
-        choices: answers among which chance chooses, each as often as it stands here; by default the answers of
-            the questions.
+        prefix: text or token ids [pos] before the blocks; may be empty.
+        blocks: three or more pieces of text or of token ids. Use text everywhere, or token ids everywhere.
+        questions: a tuple of `Question`, at least one, each about a different block.
+        choices: possible answers, each counted as equally likely by chance; an answer listed twice counts twice.
+            Default: the answers of the questions.
 
     Raises:
-        ValueError: no question, two about one block, or one about a block that is not there.
+        ValueError: no question, two questions about one block, or a question about a block that does not exist. Text
+            mixed with ids is refused when a prompt is made.
     """
 
     prefix: Segment
@@ -62,65 +78,83 @@ class BlockDraw:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "choices", self.choices or tuple(question.answer for question in self.questions))
-        asked = list(self.asked)
-        if not asked or len(set(asked)) < len(asked) or not all(0 <= block < len(self.blocks) for block in asked):
-            raise ValueError(f"questions are about different blocks from 0 to {len(self.blocks) - 1}, found {asked}")
+        queried = list(self.asked)
+        distinct = len(set(queried)) == len(queried)
+        if not queried or not distinct or not all(0 <= block < len(self.blocks) for block in queried):
+            raise ValueError(
+                f"questions must be about different blocks from 0 to {len(self.blocks) - 1}, found blocks {queried}"
+            )
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """Blocks that have a question."""
+        """Indices of the blocks that have a question, as a tuple."""
         return tuple(question.block for question in self.questions)
 
     def question(self, block: int) -> Question:
-        """Return the question about a block. Raises ValueError where there is none."""
+        """Return the `Question` about the block with index `block`. Raises ValueError if the draw has none."""
         for question in self.questions:
             if question.block == block:
                 return question
-        raise ValueError(f"there is no question about block {block}: there are some about {list(self.asked)}")
+        raise ValueError(f"this draw has no question about block {block}: query one of {list(self.asked)}")
 
     def answer(self, block: int) -> Answer:
-        """Return what should follow a prompt that asks about a block. Raises ValueError where no question does."""
+        """Return the right answer (text or token id) to the question about block `block`. Raises ValueError without a
+        question.
+        """
         return self.question(block).answer
 
 
 class _Blocks(ABC):
+    """Base of `BlockTask` with the two things that a subclass must provide: `n_blocks` (a number) and the method
+    `draw(seed)`.
+    """
+
     n_blocks: int  # not a field of `BlockTask`: it comes where a subclass puts it, or is a property
 
     @abstractmethod
     def draw(self, seed: int) -> BlockDraw:
-        """Return blocks and questions from a seed; the same ones for the same seed."""
+        """Return a `BlockDraw` (blocks and questions) for a seed; the same seed must give the same draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTask(_Blocks):
-    """Prompts in blocks with questions and answers: what positional and symbolic scores are measured on.
+    """Base class of tasks whose prompts consist of blocks that can swap, with questions and right answers.
 
-    A task of your own is a frozen dataclass with these two, and goes wherever a ready one does:
+    Write a subclass for a task of your own, a frozen dataclass with `n_blocks` and `draw`. Give it to
+    `positional_symbolic`:
+
+        from tlspectral.positional import BlockDraw, BlockTask, Question
 
         @dataclass(frozen=True)
-        class Capitals(tls.positional.BlockTask):
+        class Capitals(BlockTask):
             n_blocks: int = 4
 
             def draw(self, seed):
                 order = np.random.default_rng(seed).permutation(list(CAPITALS))[: self.n_blocks]
                 blocks = tuple(f"{land}: {CAPITALS[land]}\\n" for land in order)
-                questions = tuple(Question(i, f"{land}:", f" {CAPITALS[land]}") for i, land in enumerate(order))
+                questions = tuple(
+                    Question(i, f"{land}:", f" {CAPITALS[land]}") for i, land in enumerate(order)
+                )
                 return BlockDraw("", blocks, questions)
 
-    End every block where a token ends, at a line break say: a tokenizer that joins text across blocks is refused.
+        scores = tls.positional_symbolic(model, Capitals(draws=20))
 
     Attributes:
-        n_blocks: blocks of every draw.
-        swapped: how many blocks swap with one another, evenly spaced from the first to the last; all where there are
-            fewer.
-        queries: how many of these are asked about, evenly spaced, or all where there are fewer; or which blocks, by
-            index, of all. A draw that has no question about any of them is asked its own.
-        draws: lists of blocks; standard errors are over them.
+        n_blocks: number of blocks of every draw.
+        swapped: how many blocks swap with one another, evenly spaced from first to last. Default: 9.
+        queries: how many of the swapped blocks have a question, evenly spaced (default: 9); or a tuple of block
+            indices. A draw without a question about these blocks keeps its own questions.
+        draws: number of lists of blocks that are drawn; standard errors are over lists. Default: 10.
 
-    The last three are keywords of every task and are not part of its name.
+    A larger `swapped` or `queries` than there are blocks means all blocks. The three settings are keywords of every
+    task.
 
-    What it does not establish: that the model can do the task. Look at the answers first, and read heads on tasks that
-    are answered above 0.5.
+    Raises:
+        TypeError, ValueError: when a model reads the task: `draw` returns no `BlockDraw` or another number of blocks,
+            or the tokenizer merges text across blocks. End every block where a token ends, such as at a line break.
+
+    Not established: that the model can do the task. Measure `task_answers` first, and read scores of heads only on
+    tasks that the model answers in more than half of the prompts.
     """
 
     swapped: int = field(default=9, repr=False)
@@ -128,50 +162,60 @@ class BlockTask(_Blocks):
     draws: int = field(default=10, repr=False)
 
     def seeds(self, seed: int) -> tuple[int, ...]:
-        """Return a seed per draw, made from one; the first are the same for any number. Raises ValueError for none."""
+        """Return one seed per draw, `draws` numbers made from `seed`. A larger `draws` adds seeds at the end.
+
+        Raises ValueError if `draws` is below 1.
+        """
         if self.draws < 1:
-            raise ValueError(f"at least one draw is needed, found {self.draws}")
+            raise ValueError(f"draws= must be 1 or more, found {self.draws}")
         return tuple(map(int, np.random.SeedSequence(seed).generate_state(self.draws)))
 
     def drawn(self, seed: int) -> BlockDraw:
-        """Return `draw` of a seed. Raises TypeError or ValueError unless it is a `BlockDraw` of `n_blocks` blocks."""
-        what = f"draw() of {type(self).__name__}"
-        require_call(self.draw, ("seed",), what)
-        draw = self.draw(seed)
+        """Return the `BlockDraw` of `draw(seed)` after checking it.
+
+        Raises TypeError if the method returns another type, ValueError if the draw has not `n_blocks` blocks.
+        """
+        method = f"draw() of {type(self).__name__}"
+        require_call(self.draw, ("seed",), method)
+        draw = call_users(self.draw, {"seed": seed}, method, "a BlockDraw")
         if not isinstance(draw, BlockDraw):
-            raise TypeError(f"{what} returns a tls.positional.BlockDraw; found {type(draw).__name__}")
+            raise TypeError(f"{method} must return a tls.positional.BlockDraw; found {type(draw).__name__}")
         if len(draw.blocks) != self.n_blocks:
-            raise ValueError(f"{what} returns a draw of n_blocks={self.n_blocks} blocks; found {len(draw.blocks)}")
+            raise ValueError(
+                f"{method} must return a draw of n_blocks={self.n_blocks} blocks; found {len(draw.blocks)}"
+            )
         return draw
 
     @property
     def name(self) -> str:
-        """The task with its own settings, for tables and figures."""
+        """Class name and settings of the task as text, such as "KeyValueTask(n_blocks=9)", for tables and figures."""
         return repr(self)
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """Return the prompt that asks about block `query` of a draw. Prompts of one draw differ in their suffix alone.
+        """Return the `BlockPrompt` that asks about one block; prompts of the same draw differ only in their suffix.
 
         Args:
-            draw: of this task.
-            query: index of the block, from 0. Raises ValueError where no question is about it.
-            bos: what text opens with, the tokenizer's `bos_token`; a prefix that has it already gets no second one.
+            draw: a draw of this task.
+            query: index of the block, from 0. Raises ValueError if the draw has no question about it.
+            bos: text to put in front of a text prompt, usually the tokenizer's `bos_token`. A prefix that begins with
+                it stays.
         """
         opens = isinstance(draw.prefix, str) and not draw.prefix.startswith(bos)
         prefix = f"{bos}{draw.prefix}" if opens else draw.prefix
         return BlockPrompt(prefix, draw.blocks, draw.question(query).suffix)
 
     def task(self, *, seed: int = 0) -> Task:
-        """Make the `Task` that scores the answers: probability of the answer's first token, from 0 to 1.
+        """Return a `tls.Task` with a prompt per question; its metric is the probability of the right answer, 0 to 1.
 
-        The prompts are the same as in `positional_symbolic` with the same seed of the draws. Raises ValueError for
-        queries about blocks that do not exist.
+        The probability is of the answer's first token. Use it as the `task=` of ablations. With the same `seed` it has
+        the prompts of `positional_symbolic`. Raises ValueError if `queries` names blocks that do not exist.
         """
-        asked = asked_blocks(self)
-        lists = [self.drawn(one) for one in self.seeds(seed)]
-        rows = [(number, query) for number, draw in enumerate(lists) for query in questions_of(draw, asked)]
+        queried = asked_blocks(self)
+        lists = [self.drawn(draw_seed) for draw_seed in self.seeds(seed)]
+        rows = [(number, query) for number, draw in enumerate(lists) for query in questions_of(draw, queried)]
         questions = [lists[number].question(query) for number, query in rows]
-        labels = pd.DataFrame(rows, columns=["draw", "query"]).assign(answer=[one.answer for one in questions])
+        answers = [question.answer for question in questions]
+        labels = pd.DataFrame(rows, columns=["draw", "query"]).assign(answer=answers)
         return Task(
             AnswerPrompts(tuple((self, lists[number], query) for number, query in rows)),
             AnswerProbability(tuple((question.suffix, question.answer) for question in questions)),
@@ -183,42 +227,50 @@ class BlockTask(_Blocks):
 
 
 def swapped_blocks(task: BlockTask) -> tuple[int, ...]:
-    """Return the blocks of a task that swap with one another."""
+    """Return the indices of the blocks of a task that swap with one another: `task.swapped` blocks, evenly spaced."""
     return evenly(range(task.n_blocks), min(task.swapped, task.n_blocks))
 
 
 def asked_blocks(task: BlockTask) -> tuple[int, ...]:
-    """Return the blocks of a task that are asked about. Raises ValueError for none, or blocks that do not exist."""
+    """Return the indices of the blocks that a task asks about, as `task.queries` chooses them.
+
+    Raises ValueError if `queries` is below 1, empty, or names blocks that do not exist.
+    """
     if not isinstance(task.queries, Iterable):
         blocks = swapped_blocks(task)
         if index(task.queries) < 1:
-            raise ValueError(f"queries must be 1 or more, or blocks by index; found {task.queries}")
+            raise ValueError(f"queries= must be 1 or more, or a tuple of block indices; found {task.queries}")
         return evenly(blocks, min(index(task.queries), len(blocks)))
-    asked = tuple(index(query) for query in task.queries)
-    if not asked or len(set(asked)) < len(asked) or not all(0 <= query < task.n_blocks for query in asked):
-        raise ValueError(f"queries must be different blocks from 0 to {task.n_blocks - 1}, found {list(asked)}")
-    return asked
+    queries = tuple(index(query) for query in task.queries)
+    if not queries or len(set(queries)) < len(queries) or not all(0 <= query < task.n_blocks for query in queries):
+        raise ValueError(f"queries= must be different blocks from 0 to {task.n_blocks - 1}, found {list(queries)}")
+    return queries
 
 
 def questions_of(draw: BlockDraw, asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the chosen blocks that a draw has questions about; all its questions where it has none about them."""
+    """Return the block indices in `asked` that have a question in the draw; if none has, all blocks with a question."""
     return tuple(query for query in asked if query in draw.asked) or draw.asked
 
 
 def require_size(n_blocks: int, most: int) -> None:
-    """Refuse fewer than three blocks, or more than there are words for. Raises ValueError."""
+    """Raise ValueError unless `n_blocks` is from 3 to `most`."""
     if not 3 <= n_blocks <= most:
-        raise ValueError(f"n_blocks must be from 3 to {most}; found {n_blocks}")
+        raise ValueError(f"n_blocks= must be from 3 to {most}; found {n_blocks}")
 
 
 def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return evenly spaced items, the first and the last among them; a single one is the first."""
+    """Return a tuple of `count` evenly spaced entries of `items`, with the first and the last; a count of 1 gives the
+    first.
+    """
     return tuple(items[number] for number in np.linspace(0, len(items) - 1, count).round().astype(int).tolist())
 
 
 @dataclass(frozen=True)
 class AnswerPrompts:
-    """Prompts of a block task: a task, a draw and the block asked about of each; token ids where a model is met."""
+    """Prompts of a block task as the `prompts` of a `Task`; they are tokenised when a model reads them.
+
+    `prompts`: for each prompt a tuple (task, draw, index of the queried block).
+    """
 
     prompts: tuple[tuple[BlockTask, BlockDraw, int], ...]
 
@@ -226,7 +278,7 @@ class AnswerPrompts:
         return len(self.prompts)
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the prompts. Raises ValueError for text that the tokenizer joins."""
+        """Return the prompts as one batch of token ids. Raises ValueError if the tokenizer joins text across blocks."""
         bos = bos_text(view)
         prompts = (task.prompt(draw, query, bos=bos) for task, draw, query in self.prompts)
         return packed_prompts(view, [prompt.tokenized(view.model).tokens() for prompt in prompts])
@@ -234,16 +286,20 @@ class AnswerPrompts:
 
 @dataclass(frozen=True)
 class AnswerProbability:
-    """Probability of the first token of each prompt's answer, at the one position that is predicted.
+    """Metric of a `Task`: probability (0 to 1) of the first token of each prompt's right answer, after the prompt.
 
     Attributes:
-        ends: suffix and answer of each prompt.
+        ends: for each prompt, its suffix (text or ids) and its answer (text or id).
     """
 
     ends: tuple[tuple[Any, str | int], ...]
 
     def for_model(self, view: AttentionView, prompts: PackedTokens) -> Any:
-        """Return the metric with the answers as token ids of a model. Raises ValueError for other ids."""
+        """Return the metric for one model: a function of logits, tokens and mask that returns a probability per prompt.
+
+        `prompts`: the tokenised prompts, not used here. Raises ValueError for answer ids outside the model's
+        vocabulary.
+        """
         tokenizer = getattr(view.model, "tokenizer", None)
         ids = torch.tensor([first_token(tokenizer, suffix, answer) for suffix, answer in self.ends])
         require_vocabulary(view.d_vocab, ids)
@@ -251,26 +307,35 @@ class AnswerProbability:
 
 
 def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
-    """Return the first token of an answer where it follows the suffix; an id stands for itself. Raises ValueError."""
+    """Return the token id with which `answer` begins after `suffix`; an answer that is an id is returned unchanged.
+
+    Raises ValueError for a text answer if the tokenizer is None or the suffix is not text, and if the tokenizer merges
+    the end of the suffix with the answer.
+    """
     if not isinstance(answer, str):
         return int(answer)
     if tokenizer is None or not isinstance(suffix, str):
-        raise ValueError(f"the answer {answer!r} is text, and this prompt is not: give its token id")
-    before = tokenizer(suffix, add_special_tokens=False, verbose=False).input_ids
-    both = tokenizer(suffix + answer, add_special_tokens=False, verbose=False).input_ids
-    if len(both) <= len(before) or both[: len(before)] != before:
         raise ValueError(
-            f"this tokenizer joins the end of the prompt with the answer {answer!r}: no first token to read"
+            f"the answer {shown(answer)} is text, but this prompt is token ids or the model has no tokenizer: give the "
+            "answer's token id"
         )
-    return int(both[len(before)])
+    before = tokenizer(suffix, add_special_tokens=False, verbose=False).input_ids
+    joined = tokenizer(suffix + answer, add_special_tokens=False, verbose=False).input_ids
+    if len(joined) <= len(before) or joined[: len(before)] != before:
+        raise ValueError(
+            f"this tokenizer joins the end of the prompt with the answer {shown(answer)}: begin the answer with a "
+            "space, or end the prompt where a token ends"
+        )
+    return int(joined[len(before)])
 
 
 def bos_text(view: AttentionView) -> str:
-    """Return the text of the BOS token of a model's tokenizer, `""` without one."""
+    """Return the tokenizer's BOS token as text, or "" if the model has none."""
     return getattr(getattr(view.model, "tokenizer", None), "bos_token", None) or ""
 
 
 def _probability(
     ids: Int[Tensor, "sequences"], logits: Float[Tensor, "sequences 1 d_vocab"], tokens: Tensor, mask: Tensor
 ) -> Float[Tensor, "sequences"]:
+    """Return the probability [sequences] of the token `ids[i]` after sequence i. `tokens` and `mask` are not used."""
     return logits[:, -1].softmax(-1).gather(1, ids.to(logits.device)[:, None])[:, 0]

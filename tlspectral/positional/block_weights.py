@@ -1,9 +1,12 @@
-"""Attention of last queries to the blocks of a prompt, before and after two of them swap, as tables.
+"""Tables of the last query's attention to the blocks of a prompt, before and after two blocks swap.
 
-A table has a row per query, layer, head (and rotary pair) and the columns `pos, sym, variance` of the exclusion split,
-`before_B` (mean weight of block B's tokens, NaN where a window hides all of them from the query) and, for each swap of
-blocks I and J, `first_I_J` and `second_I_J`: the mean weights of the two slots after it. The scores follow from these
-columns, so that long work can store them part by part.
+A table has a row per query, layer and head (or rotary pair of a head). Columns:
+
+* `pos, sym, variance`: the exclusion split (`exclusion.ExclusionSplit`).
+* `before_B`: mean attention weight of the tokens of block B; NaN if a window hides all of them from the query.
+* `first_I_J`, `second_I_J`: for each swap of blocks I and J, the mean weights of its two slots after the swap.
+
+The scores follow from these columns, so long work stores such tables part by part.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +40,7 @@ from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 SwapMode = Literal["prompt", "key"]
-"""What swaps: blocks of the prompt, each in a run of its own, or the keys of one run."""
+"""Kind of swap: "prompt" swaps words and runs the model for each swap; "key" swaps the keys of one run."""
 Swap = tuple[int, int]
 
 WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
@@ -47,15 +50,18 @@ _RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], Exclu
     "heads": (LastQuery.head_logits, head_exclusion),
     "frequencies": (LastQuery.frequency_logits, frequency_exclusion),
 }
-"""How logits and exclusion splits of heads, or of their frequencies, are made from what a query sees."""
+"""For whole heads and for their frequencies: functions from a `LastQuery` to logits and to the exclusion split."""
 
 _Columns = dict[str, Tensor]
-_Found = dict[str, dict[tuple[int, int], _Columns]]  # by resolution, then query and layer
+_Measured = dict[str, dict[tuple[int, int], _Columns]]  # by "heads" or "frequencies", then by query and layer
 
 
 @dataclass(frozen=True)
 class QueryPasses:
-    """A model and the suffixes that it reads behind each context; the query is the last token of a suffix."""
+    """Runs a model over contexts (prompts without their suffix), each followed by every suffix.
+
+    `suffixes`: token ids of each suffix; the last token is the query. `layers`: the attention weights of all layers.
+    """
 
     view: AttentionView
     layers: dict[int, RawAttention]
@@ -64,16 +70,16 @@ class QueryPasses:
     def run(
         self, contexts: Int[Tensor, "prompts pos"], reduce: Callable[[int, int, int, LastQuery, Tensor], None]
     ) -> dict[int, Float[Tensor, "prompts d_vocab"]]:
-        """Read every context with every suffix behind it.
+        """Run every context with every suffix, and call `reduce` for every attention layer of every run.
 
-        Several suffixes share one pass over the contexts, whose keys and values are kept. For one suffix a plain pass
-        is run, as hooks may refuse a cache, and for each of several where the model keeps none, or one that loses what
-        is put there. `reduce` is called with context, suffix, layer, `LastQuery` and the last row of the model's own
-        pattern.
+        `reduce` gets five arguments: the row of the context, the number of the suffix, the layer, its `LastQuery`, and
+        the last row of the model's own attention pattern [heads, keys].
 
         Returns:
-            Per suffix, logits of the last token.
+            Dict from the number of a suffix to the logits after its last token, one row per context.
         """
+        # Several suffixes share one pass over the contexts, with keys and values kept. A single suffix gets a plain
+        # pass, because hooks may refuse a cache. So does each suffix if the model has no cache or loses it.
         front: ContextKeys = {}
         read, at_once = None, 1
         if len(self.suffixes) > 1:
@@ -99,37 +105,43 @@ class QueryPasses:
         return logits_of
 
     def contexts_at_once(self, n_tokens: int) -> int:
-        """Return how many prompts of a length are in one batch, which bounds the memory for their patterns and keys."""
+        """Return how many contexts of `n_tokens` tokens one batch may have, so that patterns and cached keys fit into
+        memory.
+        """
         cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
         return max(1, self._held // (score_bytes(self.view, n_tokens) + cached))
 
     @property
     def _held(self) -> int:
+        """Bytes that a batch may hold on the model's device."""
         return batch_on(self.view.device).held // 2
 
     def _groups(self, at_once: int) -> Iterator[list[int]]:
-        """Yield the indices of suffixes of equal length, at most `at_once` of them at a time."""
+        """Yield lists of suffix numbers: suffixes of equal length, at most `at_once` in a list."""
         for length in sorted({len(suffix) for suffix in self.suffixes}):
             same = [number for number, suffix in enumerate(self.suffixes) if len(suffix) == length]
             yield from (same[start : start + at_once] for start in range(0, len(same), at_once))
 
     def _cache_bytes(self, n_tokens: int) -> int:
-        """Return the bytes of the keys and values of all layers for one prompt, and of the keys once more."""
+        """Return the bytes of keys and values of all layers for a prompt of `n_tokens`, with the keys counted twice."""
         widths = sum(raw.w_k.shape[0] * raw.w_k.shape[2] for raw in self.layers.values())
         return 3 * n_tokens * widths * next(iter(self.layers.values())).w_k.element_size()
 
 
 @dataclass(frozen=True)
 class BlockReading:
-    """Tokenised prompts that differ in their suffix alone, and what is read of their last queries.
+    """Reads the attention of last queries to the blocks of prompts that differ only in their suffix.
 
     Attributes:
-        prompts: one per suffix.
-        swaps: every pair of blocks that swaps.
-        mode, logit_scale, per_frequency: of `positional_symbolic`.
-        heads: by layer, those that get rows; None for all.
+        view: the model.
+        prompts: token-id prompts, one per suffix.
+        swaps: all pairs (i, j) of blocks to swap.
+        mode: "prompt" swaps words and runs the model again; "key" swaps the keys of one run.
+        logit_scale: factor on query-key products; None for the model's own.
+        per_frequency: True to measure also each rotary pair.
+        heads: dict from layer to the heads that get rows; None for all.
 
-    Raises ValueError for text that the tokenizer joins across blocks, and for a prompt too long.
+    Raises ValueError for a prompt that is too long, UnsupportedArchitecture if `per_frequency` finds no rotary layer.
     """
 
     view: AttentionView
@@ -144,25 +156,28 @@ class BlockReading:
         require_valid_length(self.layers.values(), max(len(prompt.tokens()) for prompt in self.prompts))
         if self.per_frequency and all(self.layers[layer].rotary is None for layer in self.chosen):
             raise UnsupportedArchitecture(
-                "no layer of these heads has rotary positions: there are no frequencies to score"
+                "no layer of these heads has rotary positions, so they have no frequencies: leave per_frequency= out"
             )
 
     @cached_property
     def layers(self) -> dict[int, RawAttention]:
-        """The attention layers of the model, by index."""
+        """Dict from layer to its attention weights, for all layers of the model."""
         return {index: self.view.raw(index) for index in self.view.layers}
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
-        """Heads that get rows, by layer."""
+        """Dict from layer to the list of heads that get rows."""
         return self.heads or heads_by_layer(self.view, None)
 
     def intact(self) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
-        """Read the unchanged prompts: tables by resolution, and the logits after each prompt.
+        """Run the unchanged prompts. Return a dict of tables with the keys "heads" and "frequencies", and a list of
+        logits.
 
-        Under `mode="key"` the tables have the columns of all swaps too.
+        Each table has a row per query, layer and head (or rotary pair) and the columns of this module's docstring:
+        exclusion split, and `before_B` (mean attention weight of block B). With `mode="key"` it also has the columns
+        after each swap. The list has the logits [d_vocab] after each prompt.
         """
-        context, found = self.prompts[0], _Found()
+        context, measured = self.prompts[0], _Measured()
         swap_keys = self.mode == "key"
         blocks = sorted({block for swap in self.swaps for block in swap})
 
@@ -181,13 +196,17 @@ class BlockReading:
                     if swap_keys:
                         after = swapped_key_means(partial(logits_of, scaled), logits, context.spans(), self.swaps)
                         columns |= _slots(self.swaps, after)
-                    found.setdefault(name, {})[query, layer] = columns
+                    measured.setdefault(name, {})[query, layer] = columns
 
         logits = self._passes().run(_fronts([context]), take)
-        return self._tables(found), [logits[query][0] for query in range(len(self.prompts))]
+        return self._tables(measured), [logits[query][0] for query in range(len(self.prompts))]
 
     def swapped(self, swaps: Iterable[Swap]) -> dict[str, pd.DataFrame]:
-        """Read the prompts with the words of two blocks swapped, for some of the swaps: tables by resolution."""
+        """Run the prompts once per swap, with the words of two blocks exchanged. Return a dict of tables.
+
+        The tables "heads" and "frequencies" have a row per query, layer and head (or rotary pair), and for each swap of
+        blocks I and J the mean attention weights in its two slots, `first_I_J` and `second_I_J`.
+        """
         context, passes, swaps = self.prompts[0], self._passes(), list(swaps)
         after: dict[str, dict[tuple[int, int], list[Tensor]]] = {}
         at_once = passes.contexts_at_once(max(len(prompt.tokens()) for prompt in self.prompts))
@@ -214,22 +233,32 @@ class BlockReading:
         )
 
     def _passes(self) -> QueryPasses:
+        """Return the `QueryPasses` that run this model over contexts with the suffixes of these prompts."""
         return QueryPasses(self.view, self.layers, [torch.as_tensor(prompt.suffix) for prompt in self.prompts])
 
     def _scaled(self, seen: LastQuery) -> LastQuery:
+        """Return the factors with `logit_scale` in place of the model's score scale; unchanged if it is None."""
         return seen if self.logit_scale is None else replace(seen, score_scale=self.logit_scale)
 
     def _resolutions(self, seen: LastQuery) -> list[str]:
-        """Return the names of `_RESOLUTIONS`; a layer without rotary pairs has no frequencies."""
+        """Return ["heads", "frequencies"] if rotary pairs are measured and the layer has some, otherwise ["heads"]."""
         return ["heads", "frequencies"] if self.per_frequency and seen.n_pairs > 0 else ["heads"]
 
-    def _tables(self, found: _Found) -> dict[str, pd.DataFrame]:
+    def _tables(self, measured: _Measured) -> dict[str, pd.DataFrame]:
+        """Turn tensors into DataFrames: return a dict with the keys of `measured`, rows sorted by query and layer.
+
+        `measured`: for "heads" and "frequencies" a dict from (query, layer) to a dict of tensors, one per column.
+        """
         return {
             name: stacked(self._rows(query, layer, by_layer[query, layer]) for query, layer in sorted(by_layer))
-            for name, by_layer in found.items()
+            for name, by_layer in measured.items()
         }
 
     def _rows(self, query: int, layer: int, columns: _Columns) -> pd.DataFrame:
+        """Return a DataFrame with the rows of one query and layer: a row per chosen head, or per head and rotary pair.
+
+        `columns`: dict from column name to a tensor [heads] or [heads, pairs] over all heads of the layer.
+        """
         heads = np.array(self.chosen[layer])
         values = {name: column.cpu()[heads] for name, column in columns.items()}
         shape = next(iter(values.values())).shape
@@ -240,7 +269,11 @@ class BlockReading:
 
 
 def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """Join the tables of several readings of the same prompts side by side: rows of the first, columns of all."""
+    """Join tables of several readings of the same prompts side by side. Return a dict with the keys of the readings.
+
+    `parts`: for each reading a dict from "heads" and "frequencies" to a table; all have the same rows. Columns that
+    name the rows (query, layer, head, frequency) are kept once.
+    """
     return {
         name: pd.concat([table, *(part[name].drop(columns=_KEYS, errors="ignore") for part in parts[1:])], axis=1)
         for name, table in parts[0].items()
@@ -250,23 +283,30 @@ def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFra
 def query_scores(
     tables: dict[str, pd.DataFrame], swaps: list[list[Swap]], tau: float | None, seed: int
 ) -> tuple[list[dict[str, pd.DataFrame]], list[dict[str, Any]]]:
-    """Return the scores of each query by resolution, and their correlations over heads (see `score_correlation`).
+    """Return two lists over queries: dicts of score tables ("heads", "frequencies"), and dicts of `score_correlation`.
 
-    `swaps` are those that count for each query; `seed` is of the correlations' null.
+    `tables`: joined tables of `BlockReading`. `swaps`: for each query the pairs of blocks that count. `tau`:
+    temperature of the weights of swaps; None for 0.1 of the largest difference. `seed`: of the random null of the
+    correlations.
     """
-    found, correlations = [], []
+    score_tables, correlations = [], []
     for query, of_query in enumerate(swaps):
         scored = {name: _scored(table.loc[table["query"] == query], of_query, tau) for name, table in tables.items()}
-        found.append({name: table for name, (table, _, _) in scored.items()})
+        score_tables.append({name: table for name, (table, _, _) in scored.items()})
         _, before, weighted = scored["heads"]
         correlations.append(score_correlation(before, weighted, seed=seed))
-    return found, correlations
+    return score_tables, correlations
 
 
 def _scored(
     rows: pd.DataFrame, swaps: list[Swap], tau: float | None
 ) -> tuple[pd.DataFrame, Float64[Tensor, "swaps rows 2"], SwapScores]:
-    """Return the scores of one query's rows from some of the swaps, with v of each swap and the weighting behind it."""
+    """Score the rows of one query. Return the score table, the weights before each swap [swaps, rows, 2], and
+    `SwapScores`.
+
+    `swaps`: the pairs (i, j) of blocks that count. The weights are the mean attention weights (d_i, d_j) of both
+    blocks.
+    """
 
     def slots(names: list[str]) -> Float64[Tensor, "swaps rows 2"]:
         return torch.tensor(rows[names].to_numpy(np.float64).T).unflatten(0, (-1, 2)).mT.contiguous()
@@ -282,6 +322,10 @@ def _scored(
 
 
 def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Columns:
+    """Return a dict of tensors by column name: `first_I_J` and `second_I_J` for each swap of blocks I and J.
+
+    `after`: mean attention weights in the two slots of each swap, after the swap.
+    """
     columns: _Columns = {}
     for (i, j), of_swap in zip(swaps, after, strict=True):
         columns |= {f"first_{i}_{j}": of_swap[..., 0], f"second_{i}_{j}": of_swap[..., 1]}
@@ -289,5 +333,7 @@ def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Colum
 
 
 def _fronts(prompts: list[BlockPrompt]) -> Int[Tensor, "prompts pos"]:
-    """Return the tokens of each prompt before its suffix; swaps do not change their number."""
+    """Return the token ids of each prompt before its suffix [prompts, pos]. Swaps do not change the number of these
+    tokens.
+    """
     return torch.stack([prompt.tokens()[: -len(prompt.suffix)] for prompt in prompts])

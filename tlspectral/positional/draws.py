@@ -1,4 +1,4 @@
-"""What `positional_symbolic` measures: prompts as token ids, checked first, and what is read of them, part by part."""
+"""Jobs of `positional_symbolic`: prompts as token ids, checked before any run, and readings of them part by part."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,15 +32,15 @@ _SWAPS_IN_A_PART = 4  # of a task: stopped work loses four passes of the model a
 
 @dataclass(frozen=True)
 class DrawnPrompts:
-    """Prompts that differ in their suffix alone: the prompts of one draw of a task, or the queries of one prompt.
+    """Prompts that differ only in their suffix: the questions of a task's draw, or the queries of a given prompt.
 
     Attributes:
-        name: of its parts.
-        seed: of the null of its correlations.
-        queries: blocks that are asked about; of a prompt, positions of the last tokens.
-        prompts: one per query, as token ids.
-        swaps: that count, per query.
-        draw: of the task; None for a prompt.
+        name: first part of the names of the jobs that run these prompts.
+        seed: seed of the random null of the score correlation.
+        queries: indices of the queried blocks; for a given prompt, positions of the last tokens.
+        prompts: one token-id prompt per query.
+        swaps: for each query, the pairs of blocks that count in its scores.
+        draw: the task's draw; None for a given prompt.
     """
 
     name: str
@@ -52,39 +52,47 @@ class DrawnPrompts:
 
     @property
     def every_swap(self) -> list[Swap]:
-        """The swaps of all queries, each once, sorted."""
+        """Swaps of all queries, without duplicates, sorted."""
         return sorted({swap for of_query in self.swaps for swap in of_query})
 
 
 def prompts_of_task(
     view: AttentionView, task: BlockTask, swaps: Swaps, mode: SwapMode, seed: int
 ) -> list[DrawnPrompts]:
-    """Return all draws of a task as token ids of a model, checked before anything is measured.
+    """Return one `DrawnPrompts` per draw of a task, tokenised for a model and checked.
+
+    `swaps`: "kept", "all", "per_query" or pairs of block indices. `mode`: "prompt" also checks that swaps keep the
+    tokens.
 
     Raises:
-        ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer joins across blocks,
+        ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer merges across blocks,
             ids outside the vocabulary, or swaps that do not exist.
     """
-    asked, swaps_of = asked_blocks(task), _swaps_of_task(task, swaps)
+    queried, swaps_of = asked_blocks(task), _swaps_of_task(task, swaps)
     seeds = task.seeds(seed)
-    draws = [task.drawn(one) for one in seeds]
-    bos, found = bos_text(view), []
-    for one, draw in zip(seeds, draws, strict=True):
-        queries = questions_of(draw, asked)
-        drawn = DrawnPrompts(f"draw{one}", one, queries, [], list(map(swaps_of, queries)), draw)
-        # Blocks that join their neighbours after a swap show so behind the first suffix too.
+    draws = [task.drawn(draw_seed) for draw_seed in seeds]
+    bos, all_prompts = bos_text(view), []
+    for draw_seed, draw in zip(seeds, draws, strict=True):
+        queries = questions_of(draw, queried)
+        drawn = DrawnPrompts(f"draw{draw_seed}", draw_seed, queries, [], list(map(swaps_of, queries)), draw)
+        # Swaps are checked in front of the first suffix only: blocks that join their neighbours show it there too.
         for query in queries:
             moved = drawn.every_swap if mode == "prompt" and not drawn.prompts else []
             drawn.prompts.append(tokenized_for(view.model, task.prompt(draw, query, bos=bos), moved))
-        found.append(drawn)
-    return found
+        all_prompts.append(drawn)
+    return all_prompts
 
 
 def prompts_given(
     view: AttentionView, prompts: Iterable[BlockPrompt], swaps: Swaps, mode: SwapMode, seed: int, *, every_query: bool
 ) -> list[DrawnPrompts]:
-    """Return prompts as token ids, with queries for each: the last token, or all of the suffix. Raises ValueError."""
-    found = []
+    """Return one `DrawnPrompts` per given prompt, tokenised for a model.
+
+    `every_query`: True makes every token of the suffix a query; False only the last. `swaps`: "kept", "all" or pairs of
+    block indices. `mode`: "prompt" also checks that swaps keep the tokens. Raises ValueError for text that cannot be
+    tokenised block by block, and for swaps that do not exist.
+    """
+    all_prompts = []
     for number, prompt in enumerate(prompts):
         chosen = chosen_swaps(len(prompt.blocks), swaps)
         tokenized = tokenized_for(view.model, prompt, chosen if mode == "prompt" else [])
@@ -92,25 +100,28 @@ def prompts_given(
         # A causal model reads each query as in the whole prompt.
         ends = range(1 if every_query else len(suffix), len(suffix) + 1)
         cut = [replace(tokenized, suffix=suffix[:end]) for end in ends]
-        queries = tuple(len(one.tokens()) - 1 for one in cut)
-        found.append(DrawnPrompts(f"prompt{number}", seed, queries, cut, [chosen] * len(cut)))
-    return found
+        queries = tuple(len(shortened.tokens()) - 1 for shortened in cut)
+        all_prompts.append(DrawnPrompts(f"prompt{number}", seed, queries, cut, [chosen] * len(cut)))
+    return all_prompts
 
 
 def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[str, Any]:
-    """Return what tells the prompts of a folder apart: of a task's draws the first alone, as more may come."""
+    """Return a dict of digests and settings by which a results folder recognises its prompts.
+
+    For a task only the tokens of the first draw count, so a later call may add draws. `task` is None for given prompts.
+    """
     if task is None:
         return {
-            "tokens": digest_of([one.prompts[-1].tokens() for one in drawn]),
-            "blocks": [one.prompts[0].spans() for one in drawn],
-            "queries": [one.queries for one in drawn],
+            "tokens": digest_of([draw.prompts[-1].tokens() for draw in drawn]),
+            "blocks": [draw.prompts[0].spans() for draw in drawn],
+            "queries": [draw.queries for draw in drawn],
         }
     tokens = digest_of([drawn[0].prompts[0].tokens()])
     return {"tokens": tokens, "task": task.name, "blocks": swapped_blocks(task), "queries": asked_blocks(task)}
 
 
 def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
-    """Return the loss of the last tokens of a prompt, under the hooks that are on the model."""
+    """Return the mean next-token loss (nats) on the last 16 tokens of a prompt, under the model's current hooks."""
     first = max(1, len(tokens) - _LOSS_OF)
     with torch.no_grad():
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
@@ -118,10 +129,11 @@ def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
 
 
 def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | None) -> list[Job]:
-    """Return the parts of one draw: the unchanged prompts, then, where words swap, some swaps at a time.
+    """Return the jobs of one draw: one for the unchanged prompts and, for `mode="prompt"`, one per group of swaps.
 
-    Parts with frequencies hold the heads too, and serve for these where the folder has them. Each part is made of an
-    `AttentionView`, so that a worker is sent the model once. `how` are the settings of `BlockReading`.
+    `how`: keyword arguments of `BlockReading`: mode, per_frequency, logit_scale, heads. `folder`: folder of finished
+    jobs, or None. If it has jobs of an earlier `per_frequency=True` call, these are used, because their tables contain
+    the heads too. A job's function takes an `AttentionView`, so a worker process receives the model once.
     """
     mode, swaps = how["mode"], drawn.every_swap
     wide = f"{mode}_frequencies_{drawn.name}"
@@ -130,20 +142,24 @@ def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | 
     name = wide if how["per_frequency"] else f"{mode}_{drawn.name}"
     reading = partial(BlockReading, prompts=drawn.prompts, swaps=swaps, **how)
     at_once = _SWAPS_IN_A_PART if drawn.draw is not None else len(swaps)
-    identity = content_digest([[one.pieces for one in drawn.prompts], drawn.draw])
+    identity = content_digest([[prompt.pieces for prompt in drawn.prompts], drawn.draw])
     check = partial(_require_same_prompts, drawn.name, identity)
     parts = [Job(name, partial(_intact_part, drawn, reading, identity), check)]
     for start in range(0, len(swaps) if mode == "prompt" else 0, at_once):
-        some = swaps[start : start + at_once]
-        make = partial(_swapped_part, reading, some, identity)
-        parts.append(Job(f"{name}_swaps{start}", make, check, items=len(some)))
+        few = swaps[start : start + at_once]
+        make = partial(_swapped_part, reading, few, identity)
+        parts.append(Job(f"{name}_swaps{start}", make, check, items=len(few)))
     return parts
 
 
 def scored_draw(
     drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | None, per_frequency: bool
 ) -> tuple[dict[int, pd.DataFrame], list[dict[str, Any]], pd.DataFrame | None]:
-    """Return the scores of one draw from its parts: a table and a correlation per query, and the answers of a task."""
+    """Return the scores of one draw: a dict from query to score table, a list of correlations, a table of answers.
+
+    `parts`: tables of the draw's jobs. `tau`: temperature of the weights of swaps, or None. `per_frequency`: True for
+    tables of rotary pairs. There is one correlation per query. The answers are None for a given prompt.
+    """
     intact = unbundled(parts[0])
     answers = intact.pop("answers", None)
     if not per_frequency:
@@ -151,11 +167,15 @@ def scored_draw(
     tables = joined_columns([intact, *map(unbundled, parts[1:])])
     scores, correlations = query_scores(tables, drawn.swaps, tau, drawn.seed)
     name = "frequencies" if per_frequency else "heads"
-    return {query: one[name] for query, one in zip(drawn.queries, scores, strict=True)}, correlations, answers
+    by_query = {query: score_tables[name] for query, score_tables in zip(drawn.queries, scores, strict=True)}
+    return by_query, correlations, answers
 
 
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
-    """Return the pairs of blocks whose swaps count for a query. Raises ValueError for no such swap."""
+    """Return a function from the index of a queried block to the list of pairs of blocks that swap for it.
+
+    `swaps`: "kept", "all", "per_query" or pairs of block indices. Raises ValueError if no blocks swap.
+    """
     blocks = swapped_blocks(task)
     if swaps == "per_query":
         return lambda query: chosen_swaps(task.n_blocks, [(query, block) for block in blocks if block != query])
@@ -164,15 +184,23 @@ def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]
 
 
 def _require_same_prompts(name: str, identity: str, table: pd.DataFrame) -> None:
-    """Refuse a stored part of other prompts, questions or answers, as another draw of the task may have them."""
+    """Raise IncompatibleCheckpoint unless a stored table was made from the same prompts, questions and answers.
+
+    `name`: of the draw, for the message. `identity`: digest of the current prompts. The digests differ if a user has
+    changed the `draw` method of a task.
+    """
     if table.attrs.get("prompts") != identity:
         raise IncompatibleCheckpoint(
-            f"the folder holds other prompts, questions or answers of {name}: was the task's draw changed? Choose "
-            "another folder"
+            f"folder= holds {name} with other prompts, questions or answers, perhaps because the task's draw() was "
+            "changed: give another folder"
         )
 
 
 def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: AttentionView) -> pd.DataFrame:
+    """Run the unchanged prompts. Return one DataFrame that bundles their tables and, for a task, the table of answers.
+
+    `reading_of`: function that makes the `BlockReading` from a view. `identity`: digest stored in the attrs.
+    """
     tables, logits = reading_of(view).intact()
     if drawn.draw is not None:
         tokenizer = getattr(view.model, "tokenizer", None)
@@ -182,10 +210,15 @@ def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: 
 
 
 def _swapped_part(reading_of: Reading, swaps: list[Swap], identity: str, view: AttentionView) -> pd.DataFrame:
+    """Run the prompts with each swap. Return one DataFrame that bundles the tables of attention weights.
+
+    `reading_of`: function that makes the `BlockReading` from a view. `identity`: digest stored in the attrs.
+    """
     return _identified(reading_of(view).swapped(swaps), identity)
 
 
 def _identified(tables: dict[str, pd.DataFrame], identity: str) -> pd.DataFrame:
+    """Return one DataFrame that bundles the given tables, with the digest of their prompts in `attrs["prompts"]`."""
     table = bundled(tables)
     table.attrs["prompts"] = identity
     return table

@@ -1,16 +1,16 @@
-"""Permutations of the keys of one query: the exclusion principle, and attention after a swap of two blocks of keys.
+"""Permutations of the keys of one query: the exclusion split, and attention after two blocks of keys swap.
 
 "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.1, Definition 2) defines positional and symbolic
-heads by how logits change when key vectors exchange positions. To swap the words of a prompt is another experiment:
-deeper layers then see other key vectors. The two agree in the first layer.
+heads by the change of logits when key vectors exchange positions. Swapping the words of a prompt is a different
+experiment, because deeper layers then see other key vectors. In the first layer both agree.
 
 The positional-symbolic exclusion principle (PS, section 3.2, Theorem 1) bounds the variance of a query's logits by the
 mean squared change of its logits under permutations of the keys. The mean over all permutations equals a mean over all
-pairs (content k, position j), so no permutation is drawn. Throughout,
+pairs (content k, position j), so no permutation is drawn. In this file
 
-    A[k, j] = logit of the content of key k at position j,
+    A[k, j] = logit of the content of key k at position j.
 
-and its diagonal holds the logits of the unchanged prompt. The query's own key is left out.
+The diagonal of A holds the logits of the unchanged prompt. The query's own key is left out.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from tlspectral.tasks.block_places import centred
 
 
 class ExclusionSplit(NamedTuple):
-    """How far a head is from being positional and from being symbolic on one input, in squared logits.
+    """How far a head is from purely positional and from purely symbolic on one input, in squared logits.
 
     Attributes:
-        pos: mean squared change of the logits when contents move and positions stay; 0 for a positional head.
-        sym: mean squared change of a content's logit when it moves to other positions; 0 for a symbolic head.
-        variance: population variance of the logits; at most `pos + sym` (PS, Theorem 1).
+        pos: mean squared change of the logit at a position when another content moves there; 0 for a positional head.
+        sym: mean squared change of the logit of a content when it moves to another position; 0 for a symbolic head.
+        variance: population variance of the unchanged logits (the diagonal of the table); at most `pos + sym` (Theorem
+            1 of "Decoupling Positional and Symbolic Attention Behavior").
     """
 
     pos: Float64[Tensor, "*batch"]
@@ -43,24 +44,39 @@ class ExclusionSplit(NamedTuple):
 
     @property
     def index(self) -> Float64[Tensor, "*batch"]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """`sym / (pos + sym)`: 0 symbolic, 1 positional, NaN where the head is both."""
+        """`sym / (pos + sym)`, from 0 (symbolic head) to 1 (positional head); NaN if pos and sym are 0."""
         return self.sym / (self.pos + self.sym)
 
 
 def exclusion_split(logits: Float64[Tensor, "*batch n n"]) -> ExclusionSplit:
-    """Return the two squared norms of PS Theorem 1, each over `(n-1)! (n-1)`, and the variance they bound.
+    """Measure how far a table of logits is from purely positional and from purely symbolic.
+
+    The split comes from "Decoupling Positional and Symbolic Attention Behavior", Theorem 1 and appendix B.2. Use it on
+    your own table of logits; `tls.positional_symbolic` gives the index for the heads of a model.
+
+    >>> import torch
+    >>> import tlspectral as tls
+    >>> by_content = torch.tensor([[0.0], [1.0], [2.0]]).double().expand(3, 3)
+    >>> symbolic = tls.positional.exclusion_split(by_content)
+    >>> round(float(symbolic.pos), 2), float(symbolic.sym), float(symbolic.index)
+    (1.33, 0.0, 0.0)
+    >>> float(tls.positional.exclusion_split(by_content.mT).index)
+    1.0
 
     Args:
-        logits: A[k, j], logit of the content of key k at position j, for the n - 1 keys before the query.
+        logits: table A of n keys, [..., n, n]: A[k, j] is the logit of the content of key k if it stood at position j.
+            The diagonal holds the real logits.
 
     Returns:
-        `pos = mean_kj (A[k, j] - A[j, j])^2`, `sym = mean_kj (A[k, j] - A[k, k])^2` and the population variance of the
-        diagonal, each `[*batch]`, squared logits. NaN for no keys.
+        `ExclusionSplit`, a named tuple of tensors of shape [...]; the first three are in squared logits:
+            `.pos`: mean over k and j of (A[k, j] - A[j, j])^2, the change when contents move; 0 for a positional head.
+            `.sym`: mean over k and j of (A[k, j] - A[k, k])^2, the change when a content changes position; 0 for a
+                symbolic head.
+            `.variance`: population variance of the diagonal; at most `.pos + .sym`.
+            `.index`: `.sym / (.pos + .sym)`, no unit: 0 symbolic, 1 positional, NaN if both are 0.
 
-    The source is PS, section 3.2 and appendix B.2: `(k, j)` is uniform over all pairs for a random permutation.
-
-    What it does not establish: which positions or contents the head prefers, nor that its output depends on them. The
-    split follows the scale of the logits; only `index` is free of it.
+    Not established: which positions or contents the head prefers, or that the model's output depends on them. `.pos`
+    and `.sym` grow with the scale of the logits; only `.index` does not. All numbers are NaN without keys.
     """
     in_place = logits.diagonal(dim1=-2, dim2=-1)
     pos = (logits - in_place[..., None, :]).square().mean((-2, -1))
@@ -71,24 +87,23 @@ def exclusion_split(logits: Float64[Tensor, "*batch n n"]) -> ExclusionSplit:
 def exclusion_split_factored(
     contents: Float64[Tensor, "*batch n r"], places: Float64[Tensor, "*batch n r"]
 ) -> ExclusionSplit:
-    """Return `exclusion_split` of `A = contents @ places^T`, in O(n r^2) time and without forming A.
+    """Return the `ExclusionSplit` (`pos`, `sym`, `variance`) of the table `A = contents @ places^T`, without forming A.
 
-    Rotary logits have this form: for the complex pair products `z = q conj(k)`, contents are `(Re z, -Im z)` and
-    places `(cos, sin)` of the angle between query and position j; non-rotary columns add their product to the
-    contents and a 1 to the places; a positional bias adds a 1 to the contents and itself to the places.
+    Rotary logits have this form. For the complex product `z = q conj(k)` of a rotary pair, contents are `(Re z, -Im z)`
+    and places `(cos, sin)` of the angle between the query and position j. Non-rotary columns add their product to the
+    contents and a 1 to the places. A positional bias adds a 1 to the contents and the bias to the places.
 
     Args:
-        contents: one row per key, the factor that depends on the query and on the key's content.
-        places: one row per position, the other factor.
+        contents: a row per key: the factor that depends on the query and on the key's content.
+        places: a row per position: the factor that depends on the position only.
 
     Returns:
-        As `exclusion_split`. Equal contents give `pos` exactly 0, equal places `sym` exactly 0; a part that vanishes by
-        cancellation rounds to about 1e-16 of the squared products that cancel.
+        `ExclusionSplit` in squared logits, one number per batch entry. Equal contents give `pos` exactly 0, equal
+            places `sym` exactly 0. A part that vanishes by cancellation has rounding of about 1e-16 of the squared
+            products.
 
-    The source is PS, section 3.2; with `F` the contents and `p_j` a row of the places,
-    `mean_k (A[k, j] - A[j, j])^2 = p_j^T Cov(F) p_j + ((Fbar - F_j) . p_j)^2`.
-
-    What it does not establish: as `exclusion_split`.
+    It takes O(n r^2) time. With `F` the contents and `p_j` a row of the places, `mean_k (A[k, j] - A[j, j])^2 = p_j^T
+    Cov(F) p_j + ((Fbar - F_j) . p_j)^2` ("Decoupling Positional and Symbolic Attention Behavior", section 3.2).
     """
     pos = _mean_squared_change(contents, places)
     sym = _mean_squared_change(places, contents)
@@ -96,9 +111,10 @@ def exclusion_split_factored(
 
 
 def head_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """Apply PS Theorem 1 per head, over all visible keys before the query's own: A[k, j] is the logit of key k at j.
+    """Return the exclusion split of every head of a layer: `pos`, `sym` and `variance` [heads], in squared logits.
 
-    Where logits do not depend on the position (no rotary positions, no ALiBi), `sym` is exactly 0.
+    `seen`: factors of the last query's logits. All visible keys before the query count. Without rotary positions and
+    ALiBi the logits do not depend on positions, and `sym` is exactly 0.
     """
     visible = seen.visible[:-1].nonzero().flatten()
     contents = seen.score_scale * seen.contents[..., visible].mT
@@ -108,14 +124,18 @@ def head_exclusion(seen: LastQuery) -> ExclusionSplit:
         places = torch.cat([places, seen.alibi.bias(visible)[..., None]], dim=-1)
     if seen.softcap is None:
         return exclusion_split_factored(contents, places)
-    # A capped logit is no product of contents and places; one matrix of keys by positions is held at a time.
+    # A capped logit is not a product of contents and places. One matrix of keys by positions is held at a time.
     pairs = zip(contents, places, strict=True)
     splits = [exclusion_split(softcapped(of_keys @ of_places.T, seen.softcap)) for of_keys, of_places in pairs]
     return ExclusionSplit(*(torch.stack(parts) for parts in zip(*splits, strict=True)))
 
 
 def frequency_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """Return `head_exclusion` of every rotary pair of every head, [heads, pairs]; without softcap."""
+    """Return the exclusion split of every rotary pair: `pos`, `sym` and `variance`, each [heads, pairs], before the
+    softcap.
+
+    `seen`: factors of the last query's logits in one layer.
+    """
     visible = seen.visible[:-1].nonzero().flatten()
     pairs = seen.n_pairs
     contents = rearrange(
@@ -131,20 +151,20 @@ def swapped_key_means(
     spans: list[tuple[int, int]],
     swaps: list[tuple[int, int]],
 ) -> Float64[Tensor, "swaps *rows 2"]:
-    """Return the mean attention weight of the two slots of each swap, after the keys of the blocks exchanged positions.
-
-    Only logits that change are computed: of the two blocks and, where their lengths differ, of the keys between.
-    The denominator of the softmax is a sum over blocks. Old blocks are not subtracted from it, which would lose digits.
+    """Return the mean attention weights in both slots of each swap, after the keys of two blocks exchanged positions.
 
     Args:
-        logits_of: logits of the given keys at the given positions, -inf where a position is masked.
-        intact: logits of all keys where they are.
-        spans: of blocks that follow one another.
+        logits_of: function from (indices of keys, their new positions) to logits, -inf at masked positions.
+        intact: logits of all keys in place.
+        spans: start and stop position of each block; blocks follow one another.
         swaps: pairs of blocks (i, j), i < j.
 
     Returns:
-        (d'_i, d'_j) of each swap; slot i then has the length of block j.
+        For each swap and row two weights: the mean in the first slot (where block j now stands) and in the second slot
+            (where block i now stands).
     """
+    # Only changed logits are computed: of both blocks and, if their lengths differ, of the keys between them.
+    # The denominator of the softmax is a sum over blocks. Subtracting the old blocks from it would lose digits.
     n_keys = intact.shape[-1]
     segments = [(0, spans[0][0]), *spans, (spans[-1][1], n_keys)]
     masses = torch.stack([intact[..., start:stop].logsumexp(-1) for start, stop in segments], dim=-1)
@@ -174,7 +194,7 @@ def swapped_key_means(
 def _mean_squared_change(
     moved: Float64[Tensor, "*batch n r"], fixed: Float64[Tensor, "*batch n r"]
 ) -> Float64[Tensor, "*batch"]:
-    """Return the mean over (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
+    """Return the mean over all pairs of rows (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
     deviations = centred(moved, dim=-2)
     covariance = deviations.mT @ deviations / moved.shape[-2]
     # A quadratic form that vanishes can round to below 0.

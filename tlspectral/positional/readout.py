@@ -1,11 +1,11 @@
-"""What the last query of a prompt sees in a layer, in a form that gives the logit of every key at every position.
+"""Read the last query of a prompt in a layer, in a form that gives the logit of every key at every position.
 
-With `z_t = q_t conj(k_t)` for the rotary pair t, q rotated to its own position and k not rotated, the score of key k at
+For rotary pair t let `z_t = q_t conj(k_t)`, with q rotated to its own position and k not rotated. The score of key k at
 position j is
 
-    sum_t ( cos(j theta_t) Re z_t + sin(j theta_t) Im z_t )  +  what the non-rotary columns give,
+    sum_t ( cos(j theta_t) Re z_t + sin(j theta_t) Im z_t )  +  the product of the non-rotary columns.
 
-a product of a row of contents (one per key) and a row of places (one per position). The sum over t is the
+It is a product of a vector of contents (one per key) and a vector of places (one per position). The sum over t is the
 decomposition by frequency of "Decoupling Positional and Symbolic Attention Behavior" (PS, appendix B.3).
 """
 
@@ -30,20 +30,22 @@ from tlspectral.models.reading.view import AttentionView, Hook
 from tlspectral.models.running.passes import require_single_runs, run_until
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
+"""Indices of keys, and the position at which each key is read."""
 
 
 @dataclass(frozen=True)
 class LastQuery:
-    """One layer of one prompt as its last query sees it; products are before the score scale.
+    """Factors of the last query's logits in one layer of one prompt: logit = score_scale * contents . places.
 
     Attributes:
-        contents: per key, Re z_t of all pairs, then Im z_t, then what the non-rotary columns give.
-        places: per position, cos of all pairs, then sin, then 1; with the model's own attention scaling. Per head of a
-            spectral layer.
-        alibi: the model's own, None without.
-        visible: positions that the query may attend to; its own is the last.
-        score_scale: the model's own, unless replaced.
-        softcap: the model's own, None without.
+        contents: for each key: Re z_t of all rotary pairs t, then Im z_t, then the product of the non-rotary columns.
+            z_t = q_t conj(k_t), with the query q rotated to its position and the key k not rotated.
+        places: for each position: cos of all pairs, then sin, then 1, with the model's attention scaling. A layer with
+            learned rotations (`to_spectral`) has one table per head.
+        alibi: the model's ALiBi bias, or None.
+        visible: True for positions that the query may attend to; the last position is the query itself.
+        score_scale: factor on query-key products, the model's own or `logit_scale`.
+        softcap: the model's softcap on scores, or None.
     """
 
     contents: Float64[Tensor, "heads coordinates keys"]
@@ -55,13 +57,13 @@ class LastQuery:
 
     @property
     def n_pairs(self) -> int:
-        """Rotary pairs, 0 in a layer without rotary positions."""
+        """Number of rotary pairs, 0 in a layer without rotary positions."""
         return self.places.shape[-2] // 2
 
     def head_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads n"]:
-        """Return the logits of whole heads, with ALiBi and softcap, -inf at positions that are masked.
+        """Return the logits of the last query for every head, with ALiBi and softcap; -inf at masked positions.
 
-        `moved` says which keys are taken and the positions they get.
+        `moved`: (indices of keys, their new positions). Default: all keys in place.
         """
         contents, places, visible = self._placed(moved)
         product = "hrn,rn->hn" if places.ndim == 2 else "hrn,hrn->hn"
@@ -72,7 +74,11 @@ class LastQuery:
         return softcapped(logits, self.softcap).masked_fill(~visible, -torch.inf)
 
     def frequency_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads pairs n"]:
-        """Return what each rotary pair adds to the head's logits before its softcap. `moved` is as in `head_logits`."""
+        """Return the contribution of each rotary pair to each head's logits, before ALiBi and softcap; -inf at masked
+        positions.
+
+        `moved`: (indices of keys, their new positions). Default: all keys in place.
+        """
         contents, places, visible = self._placed(moved)
         pairs = self.n_pairs
         logits = contents[:, :pairs] * places[..., :pairs, :]
@@ -80,6 +86,7 @@ class LastQuery:
         return logits.mul_(self.score_scale).masked_fill_(~visible, -torch.inf)
 
     def _placed(self, moved: Moved | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return contents, places and visibility of the `moved` keys at their new positions; for None, of all."""
         if moved is None:
             return self.contents, self.places, self.visible
         keys, positions = moved
@@ -93,13 +100,14 @@ def last_query(
     tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
     visible: Bool[Tensor, "keys"],
 ) -> LastQuery:
-    """Compute what the last query sees, in float64.
+    """Return the `LastQuery` (factors of the logits) of one layer and prompt, in float64.
 
     Args:
-        query: of the last position, [heads, d_head] as captured: before query norm and rotation; of a latent [width].
-        keys: of all positions, likewise, grouped or one per query head.
-        tables: cos and sin that the model applied, per query head of a spectral layer; None without rotary positions.
-        visible: positions that the last query may attend to.
+        raw: attention weights and settings of the layer.
+        query: query of the last position, before query norm and rotation: [heads, d_head], or the latent [width].
+        keys: keys of all positions, before key norm and rotation, one per key/value head or per query head.
+        tables: the model's own cos and sin, with a head axis if rotations are learned; None without rotary positions.
+        visible: True for positions that the last query may attend to.
     """
     q = normed(raw, "query", query[None])[0]
     k = rearrange(normed(raw, "key", keys), "key kv_head d_head -> kv_head d_head key")
@@ -131,10 +139,10 @@ def last_query(
 
 
 def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "heads n"], raw: RawAttention) -> None:
-    """Refuse a layer whose attention of the last query is not the softmax of our logits.
+    """Raise ScoreMismatch unless the softmax of our recomputed logits equals the model's attention pattern.
 
-    `pattern` is the last row of the model's own; a layer with a window may show its last columns alone. Raises
-    ScoreMismatch where it differs by more than `verify_scores` allows for patterns.
+    `seen`: factors of the recomputed logits. `pattern`: the last query's row of the model's pattern; a layer with a
+    window may give only its last columns. The tolerance for patterns is the same as in `verify_scores`.
     """
     logits = seen.head_logits()
     theirs = torch.nn.functional.pad(pattern.detach(), (logits.shape[-1] - pattern.shape[-1], 0))
@@ -142,7 +150,10 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
 
 
 def require_valid_length(layers: Iterable[RawAttention], length: int) -> None:
-    """Refuse a prompt beyond the length up to which every key is scored, and alike. Raises ValueError."""
+    """Raise ValueError if a prompt of `length` tokens is longer than one of the layers can score.
+
+    Beyond their limits, layers hide keys or change their rotary frequencies or score scale.
+    """
     layers = list(layers)
     require_every_key(layers, length, "others where blocks swap: use fewer blocks")
     limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
@@ -158,7 +169,10 @@ ContextKeys = dict[tuple[int, str], Tensor]
 
 
 def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
-    """Return hooks that record a pass over contexts in `held`, for passes that read only the suffixes."""
+    """Return hooks that store every layer's keys and rotary tables in the dict `held` while contexts run.
+
+    Later runs that read only the suffixes use these entries.
+    """
     return [
         (name, partial(_hold_context, held, layer, point))
         for layer in view.layers
@@ -168,8 +182,9 @@ def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
 
 
 def _hold_context(held: ContextKeys, layer: int, point: str, activation: Tensor, hook: Any) -> None:
-    one = activation.detach() if point == "key" else _one_row(activation)
-    held[layer, point] = one.clone()  # keys may be a view into queries, keys and values of all positions
+    """Store a copy of an activation as `held[layer, point]`. It is the hook function of `context_hooks`."""
+    kept = activation.detach() if point == "key" else _one_row(activation)
+    held[layer, point] = kept.clone()  # keys may be a view into queries, keys and values of all positions
 
 
 LastQueryCallback = Callable[[int, int, LastQuery, Tensor], None]
@@ -177,15 +192,19 @@ LastQueryCallback = Callable[[int, int, LastQuery, Tensor], None]
 
 @dataclass
 class LastQueryReader:
-    """Hooks that pass what the last query of each row sees to `reduce`, layer by layer while the model runs.
+    """Hooks that compute the `LastQuery` of each row of a batch, layer by layer, while the model runs.
 
-    Nothing of a layer is kept after it has run. Only the last row of queries and patterns is taken.
+    A layer's activations are dropped as soon as the layer has run.
 
     Attributes:
-        reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.
-        context: of prompts that the run continues, with `copies` rows for each of them; empty where it reads all.
+        view, layers: the model, and the attention weights of each layer.
+        reduce: function that receives the layer, the row of the batch, its `LastQuery`, and the last row of the
+            pattern.
+        context: stored keys of an earlier run over contexts that this run continues; empty if this run reads whole
+            prompts.
+        copies: rows of the batch per context.
         seen: activations of the current layer, by hook point.
-        finished: layers that were passed to `reduce`.
+        finished: layers for which `reduce` was called.
     """
 
     view: AttentionView
@@ -197,7 +216,8 @@ class LastQueryReader:
     finished: set[int] = field(default_factory=set)
 
     def hooks(self) -> list[Hook]:
-        """Return a TransformerLens `fwd_hooks` list, for any number of runs in turn.
+        """Return the hooks as a list of (hook name, function) for `fwd_hooks`; they can serve several runs, one after
+        another.
 
         Raises UnsupportedArchitecture for a model that runs a layer several times in a pass.
         """
@@ -211,7 +231,7 @@ class LastQueryReader:
         return hooks
 
     def require_all(self) -> None:
-        """Refuse a run in which a layer was not passed to `reduce`. Raises UnsupportedArchitecture."""
+        """Raise UnsupportedArchitecture if a layer's pattern never arrived, so that `reduce` was not called for it."""
         for layer in self.view.layers:
             if layer not in self.finished:
                 raise UnsupportedArchitecture(
@@ -220,6 +240,11 @@ class LastQueryReader:
                 )
 
     def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
+        """Store an activation of the current layer in `seen`: the last position for queries and scores, everything for
+        keys.
+
+        `point`: "query", "key", "cos", "sin" or "scores".
+        """
         if point == "query":
             activation = activation[:, -1].clone()  # a copy, so that the other positions are freed
         elif point == "scores":
@@ -229,12 +254,15 @@ class LastQueryReader:
         self.seen[point] = activation.detach()
 
     def _finish(self, layer: int, pattern: Tensor, hook: Any) -> None:
+        """Compute the layer's `LastQuery` for each row of the batch and call `reduce`. It is the hook on the layer's
+        pattern.
+        """
         seen, self.seen = self.seen, {}
         raw, query, key = self.layers[layer], seen.pop("query"), seen.pop("key")
         earlier, names = self.context.get((layer, "key")), self.view.hook_names(layer)
         n_keys = key.shape[1] + (0 if earlier is None else earlier.shape[1])
         front = {point: [self.context[layer, point]] for point in seen if (layer, point) in self.context}
-        captured = {names[point]: torch.cat([*front.get(point, []), each]) for point, each in seen.items()}
+        captured = {names[point]: torch.cat([*front.get(point, []), value]) for point, value in seen.items()}
         tables = rotation_tables(self.view, raw.rotary, layer, n_keys, captured)
         visible = visible_keys(self.view, layer, n_keys, captured)[0, 0, -1]
         # Under a window a layer may keep only its last keys.
@@ -246,14 +274,17 @@ class LastQueryReader:
 
 
 def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos columns"]:
-    """Return the table of one prompt: without padding all rows have the same positions."""
+    """Return the cos or sin table of the first row of a batch; without padding all rows have the same positions."""
     return table.detach().reshape(-1, *table.shape[-2:])[0]
 
 
 def normed(
     raw: RawAttention, what: Literal["query", "key"], captured: Float[Tensor, "rows *width"]
 ) -> Float64[Tensor, "rows heads d_head"]:
-    """Return queries or keys in float64, after the layer's query/key norm if any, from what passes their hook point."""
+    """Return queries or keys in float64, after the layer's query or key norm if it has one.
+
+    `what`: "query" or "key". `captured`: the activation at the layer's hook for queries or keys.
+    """
     x, scale = raw.inputs(what, in_float64(captured.detach()))
     norm = raw.q_norm if what == "query" else raw.k_norm
     if isinstance(norm, QueryKeyNorm):
@@ -268,13 +299,16 @@ def read_prompt(
     take: Callable[[int, LastQuery], None],
     hooks: Iterable[Hook] = (),
 ) -> None:
-    """Run the model once over a prompt and pass the wanted layers, with what its last query sees, to `take`.
+    """Run the model once over a prompt and call `take(layer, last_query)` for each layer in `wanted`.
 
-    `hooks` act before the reader's. Raises ValueError without layers and for a prompt past the length up to which a
-    score scale holds, ScoreMismatch where attention is not the softmax of queries and keys.
+    `hooks`: further hooks as (hook name, function); they act before the hooks that read.
+
+    Raises:
+        ValueError: `wanted` is empty, or the prompt is longer than a layer can score.
+        ScoreMismatch: attention is not the softmax of queries and keys.
     """
     if not wanted:
-        raise ValueError("no heads were given, so there is nothing to measure: name at least one (layer, head) pair")
+        raise ValueError('no heads were given: give at least one, such as heads="L0H3", or leave heads= out for all')
     layers = {index: view.raw(index) for index in view.layers}
     require_valid_length(layers.values(), len(tokens))
 

@@ -1,4 +1,4 @@
-"""Ready block tasks beside the binding task: key and value, copying, needle, list index, prompts from a file."""
+"""Ready block tasks in addition to the binding task: key and value, copying, needle, list index, prompt files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,26 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 
 @dataclass(frozen=True)
 class KeyValueTask(BlockTask):
-    """Lines "The password of the KEY is VALUE." of common nouns, all different, and one line again without its value.
+    """Make a block task with lines "The password of the KEY is VALUE." and a question that repeats a line without its
+    value.
+
+    Give it to `tls.positional_symbolic` or `tls.positional.task_answers`. Its default is the task "key-value" there.
+
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.KeyValueTask(3).draw(0)
+    >>> draw.blocks[0], draw.questions[0].suffix, draw.questions[0].answer
+    ('The password of the violin is ocean.\\n', '---\\nThe password of the violin is', ' ocean')
 
     Attributes:
-        n_blocks: lines, from 3 to half of the packaged nouns (`packaged_words`).
+        n_blocks: number of lines, 3 to 44. Default: 9. All nouns of a draw differ.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
+
+    Raises:
+        ValueError: too few or too many lines. Later, when a model reads the prompts: a model without tokenizer, or
+            prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -32,7 +48,7 @@ class KeyValueTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw keys and values without repetition."""
+        """Return a `BlockDraw` with keys and values from the packaged nouns, all different, chosen by `seed`."""
         words = _nouns(seed, 2 * self.n_blocks)
         pairs = list(zip(words[::2], words[1::2], strict=True))
         return BlockDraw(
@@ -47,13 +63,28 @@ class KeyValueTask(BlockTask):
 
 @dataclass(frozen=True)
 class CopyingTask(BlockTask):
-    """Lines of common nouns, all different, and their copy; the prompt ends before the last word of a line of the copy.
+    """Make a block task with lines of nouns and a partial copy of them; the prompt ends before a word of the copy.
 
-    From the word that is copied to its copy it is always as far, whichever line is asked about.
+    From a word to its copy is always the same number of words. Give the task to `tls.positional_symbolic` or
+    `tls.positional.task_answers`. Its default is the task "copying" there.
+
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.CopyingTask(3, 6).draw(0)
+    >>> draw.blocks[:2], draw.questions[0].suffix, draw.questions[0].answer
+    (('violin ocean\\n', 'candle harbor\\n'), 'violin', ' ocean')
 
     Attributes:
-        n_blocks: lines of the list.
-        distance: words from a word to its copy: a multiple of `n_blocks`, two words a line at least.
+        n_blocks: number of lines. Default: 9. A question asks for the last word of one line.
+        distance: words from a word to its copy, which is the number of words of all lines: a multiple of `n_blocks`,
+            from `2 * n_blocks` to 88. Default: 36.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
+
+    Raises:
+        ValueError: too few or too many lines, or another distance. Later, when a model reads the prompts: a model
+            without tokenizer, or prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -63,12 +94,12 @@ class CopyingTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
         if self.distance % self.n_blocks or not 2 * self.n_blocks <= self.distance <= len(packaged_words("nouns")):
             raise ValueError(
-                f"distance is a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
+                f"distance= must be a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
                 f"{len(packaged_words('nouns'))} words; found {self.distance}"
             )
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw words without repetition."""
+        """Return a `BlockDraw` with different nouns, chosen by `seed`."""
         width = self.distance // self.n_blocks
         words = _nouns(seed, self.distance)
         lines = [words[start : start + width] for start in range(0, self.distance, width)]
@@ -82,13 +113,26 @@ class CopyingTask(BlockTask):
 
 @dataclass(frozen=True)
 class NeedleTask(BlockTask):
-    """One line names a secret word among sentences of *Alice's Adventures in Wonderland*; the question asks for it.
+    """Make a block task with one line that names a secret word, among sentences of *Alice's Adventures in Wonderland*.
 
-    A draw has one question, about the block of the secret word, which is drawn too.
+    The single question of a draw asks for the secret word. The word and its place are random. Give the task to
+    `tls.positional_symbolic` or `tls.positional.task_answers`. Its default is the task "needle" there.
+
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.NeedleTask(3).draw(0)
+    >>> draw.blocks[draw.questions[0].block]
+    'The secret word is bread.\\n'
 
     Attributes:
-        n_blocks: sentences, the one with the secret word among them. Let as many swap, that the word's block is
-            among those that do.
+        n_blocks: number of lines, 3 to 80, including the line with the secret word. Default: 9.
+        swapped: how many blocks swap. Default: 9. Set it to `n_blocks`, otherwise the secret word's line may not swap.
+        draws: how many lists of lines are drawn, each with one question. Default: 10.
+
+    Raises:
+        ValueError: too few or too many lines. Later, when a model reads the prompts: a model without tokenizer, or
+            prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -97,7 +141,7 @@ class NeedleTask(BlockTask):
         require_size(self.n_blocks, len(_sentences()))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw sentences without repetition, and a noun for the secret word."""
+        """Return a `BlockDraw` with different sentences, a noun as the secret word, and its line, chosen by `seed`."""
         generator = np.random.default_rng(seed)
         lines = [_sentences()[number] for number in generator.choice(len(_sentences()), self.n_blocks, replace=False)]
         needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_words("nouns")))
@@ -109,10 +153,26 @@ class NeedleTask(BlockTask):
 
 @dataclass(frozen=True)
 class ListIndexTask(BlockTask):
-    """Lines of one noun each, all different, and "The third item of the list is the": which place, not which word.
+    """Make a block task with a list of nouns and a question such as "The third item of the list is the".
+
+    It asks for the word at a place; the other ready tasks ask for the word that belongs to another word. Give it to
+    `tls.positional_symbolic` or `tls.positional.task_answers`. Its default is the task "list-index" there.
+
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.ListIndexTask(3).draw(0)
+    >>> draw.blocks, draw.questions[2].suffix
+    (('- violin\\n', '- ocean\\n', '- candle\\n'), '---\\nThe third item of the list is the')
 
     Attributes:
-        n_blocks: lines, from 3 to 9.
+        n_blocks: number of lines, 3 to 9. Default: 9. All nouns of a draw differ.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
+
+    Raises:
+        ValueError: too few or too many lines. Later, when a model reads the prompts: a model without tokenizer, or
+            prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -121,7 +181,7 @@ class ListIndexTask(BlockTask):
         require_size(self.n_blocks, len(_ORDINALS))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw words without repetition."""
+        """Return a `BlockDraw` with different nouns, chosen by `seed`."""
         words = _nouns(seed, self.n_blocks)
         questions = (
             Question(block, f"---\nThe {_ORDINALS[block]} item of the list is the", f" {word}")
@@ -132,17 +192,30 @@ class ListIndexTask(BlockTask):
 
 @dataclass(frozen=True)
 class PromptFile(BlockTask):
-    """Draws from a file of JSON lines, one draw a line, in the order of the file whatever the seed.
+    """Make a block task from a file with one draw (a list of blocks and questions) per line, in JSON.
 
-    A line is `{"prefix": "", "blocks": ["a: 1\\n", ...], "questions": [[0, "a:", " 1"], ...]}`; block, suffix and
-    answer make a question. `"choices"` are the answers among which chance chooses, by default the answers of the line.
-    All lines have as many blocks, and end at newlines alone.
+    Use it for your own prompts in `tls.positional_symbolic` or `tls.positional.task_answers`:
+
+        task = tls.positional.PromptFile("prompts.jsonl", draws=50)
+        scores = tls.positional_symbolic(model, task)
+
+    A line of the file, with each question as [index of a block, suffix, answer]:
+
+        {"prefix": "", "blocks": ["a: 1\\n", "b: 2\\n", "c: 3\\n"], "questions": [[0, "a:", " 1"]]}
+
+    "prefix" may be left out. "choices" may list the possible answers, equally likely by chance (default: the answers of
+    the line). All lines need the same number of blocks.
 
     Attributes:
-        path: the file. If it has fewer lines than `draws`, all are read.
+        path: the file. Only its first `draws` lines are used, in their order, whatever the seed.
+        draws: number of lines to use. Default: 10. If the file has fewer lines, all are used.
+        swapped, queries: how many blocks swap and how many have a question. Default: 9 each.
 
     Raises:
-        ValueError: a file without lines, or a line that is not of this form or has another key.
+        FileNotFoundError: the file does not exist.
+        ValueError: no lines, a line that is not such JSON, an unknown key, or lines with different numbers of blocks.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     path: str
@@ -150,28 +223,31 @@ class PromptFile(BlockTask):
     def __post_init__(self) -> None:
         sizes = sorted({len(draw.blocks) for draw in self.lines})
         if len(sizes) > 1:
-            raise ValueError(f"{self.path}: lines have {sizes} blocks; give all of them as many")
+            raise ValueError(f"{self.path}: lines have {sizes} blocks; give every line the same number")
 
     @property
     def n_blocks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Blocks of every line."""
+        """Number of blocks of every line."""
         return len(self.lines[0].blocks)
 
     @cached_property
     def lines(self) -> tuple[BlockDraw, ...]:
-        """The lines of the file."""
+        """All draws in the file, one `BlockDraw` per line that is not blank."""
         lines = enumerate(file_lines(self.path), 1)
         draws = tuple(_draw_of(f"{self.path}, line {number}", line) for number, line in lines if line.strip())
         if not draws:
-            raise ValueError(f"{self.path} has no lines: give one draw a line, such as {LINE}")
+            raise ValueError(f"{self.path} has no lines: write one draw per line, such as {LINE}")
         return draws
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return the line with this number, from 0."""
+        """Return the `BlockDraw` of line number `seed`, counted from 0 without blank lines."""
         return self.lines[seed]
 
     def seeds(self, seed: int) -> tuple[int, ...]:
-        """Return the first lines, whatever the seed. Raises ValueError for no draw."""
+        """Return 0, 1, 2, ...: the numbers of the first `draws` lines, whatever the seed.
+
+        Raises ValueError if `draws` is below 1.
+        """
         return tuple(range(min(len(super().seeds(seed)), len(self.lines))))
 
 
@@ -181,79 +257,87 @@ READY = {
     "needle": NeedleTask,
     "list-index": ListIndexTask,
 }
-"""Ready tasks by name; `"binding"` and the templates of the binding task are names too."""
+"""Ready tasks by name. `block_task` also takes "binding" and the templates of the binding task."""
 
 LINE = (
     '{"prefix": "", "blocks": ["apple: red\\n", "plum: blue\\n", "pear: green\\n"], '
     '"questions": [[0, "apple:", " red"], [2, "pear:", " green"]]}'
 )
-"""A line of a file of prompts: blocks that swap, and questions, each with its block, its text and the answer."""
+"""Example line of a `PromptFile`: blocks that swap, and questions as [block, suffix, answer]."""
 
 
 _KEYS = ("prefix", "blocks", "questions", "choices")
 
 
 def block_task(name: str) -> BlockTask:
-    """Return the ready task of a name, or the binding task in a template's wording. Raises ValueError for another."""
+    """Return the ready task with this name and its defaults.
+
+    Names: "binding", "key-value", "copying", "needle", "list-index". A template of the binding task ("plain",
+    "gemma-2", "llama-3.2", "qwen2") gives that task. Raises ValueError for other names.
+    """
     if name in READY:
         return READY[name]()
     template = "plain" if name == "binding" else name
     if template not in TEMPLATES:
         names = ", ".join(map(repr, ("binding", *READY)))
         raise ValueError(
-            f"{name!r} is no template of the binding task ({', '.join(map(repr, TEMPLATES))}), and no "
-            f"ready task: {names}"
+            f"{name!r} is not a ready task: give {names}, or a template of the binding task: "
+            f"{', '.join(map(repr, TEMPLATES))}"
         )
     return BindingTask(template)
 
 
 def _nouns(seed: int, count: int) -> list[str]:
+    """Return `count` different packaged nouns in random order."""
     return [str(word) for word in np.random.default_rng(seed).permutation(packaged_words("nouns"))[:count]]
 
 
 @cache
 def _sentences() -> list[str]:
-    """Return the sentences of the packaged book with 40 to 90 characters, each once."""
+    """Return the different sentences of the packaged book that have 40 to 90 characters."""
     text = re.sub(r"\s+", " ", packaged_text())
     whole = (sentence for sentence in re.split(r"(?<=[.!?]) ", text) if 40 <= len(sentence) <= 90)
     return list(dict.fromkeys(sentence for sentence in whole if re.fullmatch(r"[A-Z][A-Za-z ,;.!?']+", sentence)))
 
 
 def _draw_of(where: str, line: str) -> BlockDraw:
-    """Return the draw of a line of JSON. Raises ValueError, which says where, what was found and what is expected."""
+    """Return the `BlockDraw` in one line of JSON. `where` names the place of the line in messages.
+
+    Raises ValueError that names the place, the wrong piece and the expected form.
+    """
     try:
-        given = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: found no JSON, {error}; expected a line such as {LINE}") from error
-    found = _strange_in(given)
-    if found is not None:
-        raise ValueError(f"{where}: found {found}; expected a line such as {LINE}")
-    questions = tuple(Question(*question) for question in given["questions"])
+    fault = _strange_in(fields)
+    if fault is not None:
+        raise ValueError(f"{where}: found {fault}; expected a line such as {LINE}")
+    questions = tuple(Question(*question) for question in fields["questions"])
     try:
-        return BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, tuple(given.get("choices", ())))
+        return BlockDraw(fields.get("prefix", ""), tuple(fields["blocks"]), questions, tuple(fields.get("choices", ())))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _strange_in(given: Any) -> str | None:
-    """Return what is not in a line as `PromptFile` describes it, in words; None where all is."""
-    if not isinstance(given, dict):
-        return f"a {type(given).__name__}"
-    for name in given:
+def _strange_in(fields: Any) -> str | None:
+    """Return a description of the first wrong piece in a line of a `PromptFile`; None if the line is right."""
+    if not isinstance(fields, dict):
+        return f"a {type(fields).__name__}"
+    for name in fields:
         if name not in _KEYS:
             return f"the key {name!r}{did_you_mean(name, _KEYS)}"
-    missing = [name for name in ("blocks", "questions") if name not in given]
+    missing = [name for name in ("blocks", "questions") if name not in fields]
     if missing:
-        return f"{' and '.join(map(repr, given)) or 'nothing'}, without {' and '.join(map(repr, missing))}"
-    if not isinstance(given.get("prefix", ""), str):
-        return f"the prefix {given['prefix']!r}"
+        return f"{' and '.join(map(repr, fields)) or 'nothing'}, without {' and '.join(map(repr, missing))}"
+    if not isinstance(fields.get("prefix", ""), str):
+        return f"the prefix {fields['prefix']!r}"
     for name, kinds in (("blocks", (str,)), ("choices", (str, int))):
-        values = given.get(name, [])
+        values = fields.get(name, [])
         if not isinstance(values, list) or not all(type(value) in kinds for value in values):
             return f"{name} {values!r}"[:80]
-    if not isinstance(given["questions"], list):
-        return f"questions {given['questions']!r}"[:80]
-    for question in given["questions"]:
+    if not isinstance(fields["questions"], list):
+        return f"questions {fields['questions']!r}"[:80]
+    for question in fields["questions"]:
         types = list(map(type, question)) if isinstance(question, list) else None
         if types not in ([int, str, str], [int, str, int]):
             return f"the question {question!r}"[:80]

@@ -1,13 +1,14 @@
-"""Positional and symbolic scores from block means, as "Decoupling Positional and Symbolic Attention Behavior" defines.
+"""Positional and symbolic scores from mean attention weights of blocks (PS, appendix B.3).
 
-Throughout (PS, appendix B.3), d_b is the mean attention weight of block b's tokens, a swap of blocks i and j has
-`v = (d_i, d_j)` before and `v' = (d'_i, d'_j)` after it, in the same two slots, and
+PS is "Decoupling Positional and Symbolic Attention Behavior". d_b is the mean attention weight of the tokens of block
+b. A swap of blocks i and j has `v = (d_i, d_j)` before it and `v' = (d'_i, d'_j)` after it, in the same two slots:
 
-    s_pos = sum alpha cos(v', v)          the weights stay where they were
+    s_pos = sum alpha cos(v', v)            the weights stay where they were
     s_sym = sum alpha cos(v', (d_j, d_i))   the weights follow the blocks
 
-with alpha the softmax of |d_i - d_j| / tau over the swaps. With f and f' the angles of v and v', every swap obeys
-`cos(v', v)^2 + cos(v', swapped v)^2 = 1 + sin 2f sin 2f'`: a head whose weights are peaked lies on the unit circle.
+alpha is the softmax of |d_i - d_j| / tau over the swaps. With f and f' the angles of v and v', every swap satisfies
+`cos(v', v)^2 + cos(v', swapped v)^2 = 1 + sin 2f sin 2f'`. A head with peaked weights therefore lies on the unit
+circle.
 """
 
 from typing import Any, NamedTuple
@@ -21,13 +22,13 @@ NULL_DRAWS = 200
 
 
 class SwapScores(NamedTuple):
-    """Scores of each row (a head, or a frequency of one) and the weighting behind them.
+    """Scores of each row (a head, or a rotary pair of a head), and the weights of the swaps in them.
 
     Attributes:
-        s_pos, s_sym: see the module; in [0, 1].
-        tau: the temperature in use, in attention weight.
+        s_pos, s_sym: positional and symbolic score, 0 to 1; the formulas are in the module's docstring.
+        tau: the temperature that was used, in units of attention weight.
         alpha_ess: effective number of swaps, 1 / sum alpha^2.
-        alpha: weight of each swap; they sum to 1.
+        alpha: weight of each swap [swaps, rows]; the weights of a row sum to 1.
     """
 
     s_pos: Float64[Tensor, "*rows"]
@@ -38,28 +39,35 @@ class SwapScores(NamedTuple):
 
 
 def block_means(weights: Float64[Tensor, "*rows pos"], spans: list[tuple[int, int]]) -> Float64[Tensor, "*rows blocks"]:
-    """Return the mean attention weight d_b of each block's tokens, from one query's weights on all its keys."""
+    """Return the mean attention weight of each block's tokens.
+
+    `weights`: of one query on all keys. `spans`: start and stop position of each block.
+    """
     return torch.stack([weights[..., start:stop].mean(-1) for start, stop in spans], dim=-1)
 
 
 def swap_scores(
     before: Float64[Tensor, "swaps *rows 2"], after: Float64[Tensor, "swaps *rows 2"], tau: float | None = None
 ) -> SwapScores:
-    """Return the positional and the symbolic score of each row.
+    """Return the positional and the symbolic score of each row (a head, or a rotary pair of a head).
+
+    s_pos is the sum over swaps of alpha cos(v', v); s_sym is the sum of alpha cos(v', v with its two entries
+    exchanged). alpha is the softmax of |d_i - d_j| / tau over swaps ("Decoupling Positional and Symbolic Attention
+    Behavior", appendix B.3).
 
     Args:
-        before: v of each swap, weights at least 0; NaN for a block that cannot be seen.
-        after: v' of each swap, in the same slots.
-        tau: temperature of alpha, in attention weight; None takes 0.1 of each row's largest |d_i - d_j|, which makes
-            the scores free of the scale of the weights.
+        before: v = (d_i, d_j) of each swap: mean attention weights of both blocks before the swap; NaN for a block that
+            the query cannot see.
+        after: v', the mean weights in the same two slots after the swap.
+        tau: temperature of alpha, in attention weight. Default: 0.1 of the row's largest |d_i - d_j|, so that scores do
+            not depend on the size of the weights. The paper gives no value.
 
     Returns:
-        `SwapScores`. A swap whose v or v' is zero, or has a NaN, has no cosine and weight 0; NaN where no swap is left.
-        If no swap moves any weight, alpha is uniform and a relative tau 0.
+        `SwapScores` with `s_pos`, `s_sym` (0 to 1), `tau`, `alpha_ess` (effective number of swaps) and `alpha`. A swap
+            has weight 0 if v or v' is zero or contains NaN. A row without usable swaps is NaN. If every |d_i - d_j| is
+            0, alpha is uniform and the default tau is 0.
 
-    Source: PS, appendix B.3, which gives no value of tau.
-
-    What it does not establish: see `positional_symbolic`.
+    Not established: how the model solves the task, or that its output depends on the attention.
     """
     usable = (before.amax(-1) > 0) & (after.amax(-1) > 0)
     difference = (before[..., 0] - before[..., 1]).abs()
@@ -82,24 +90,25 @@ def score_correlation(
     draws: int = NULL_DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Correlate s_pos and s_sym over heads, beside a null that has only the geometry of the scores.
+    """Correlate s_pos and s_sym over heads, and compare with a random null that has only the geometry of the scores.
 
-    In the null every head keeps its own v and alpha, and at each swap its weights follow the blocks with a probability
-    that is drawn once per head, uniform in [0, 1], and else stay. So heads differ in how often they follow and in
-    nothing else.
+    In the null each head keeps its own weights v and alpha. In each swap, v either follows the blocks or stays. The
+    probability to follow is drawn once per head, uniformly from 0 to 1. Heads of the null differ only in this
+    probability and in v and alpha.
 
     Args:
-        before: v of each swap.
-        scores: of `swap_scores`, one row a head; heads without a score are left out.
-        draws: of the null.
-        seed: of the draws.
+        before: v of each swap: mean attention weights of both blocks before the swap.
+        scores: from `swap_scores`, one row per head; heads without a score are left out.
+        draws: number of draws of the null. Default: 200.
+        seed: seed of these draws. Default: 0.
 
     Returns:
-        `pearson`; `null_mean`, `null_sd` and `null_share`, of the draws at or below `pearson`; `draws`, `n_heads`.
-        None where fewer than three heads have scores or where a score is the same for all.
+        Dict: `pearson` (correlation over heads), `null_mean` and `null_sd` (of the null's correlations), `null_share`
+            (share of null draws with a correlation at or below `pearson`), `draws` and `n_heads`. The first four are
+            None for fewer than three heads with scores, or if a score is equal for all heads.
 
-    What it does not establish: a negative correlation, and even one below the null, is no evidence for the exclusion
-    principle: by geometry `s_pos^2 + s_sym^2` is at least 1 at every swap.
+    Not established: the exclusion principle. A negative correlation, even below the null, is not evidence for it,
+    because geometry makes `s_pos^2 + s_sym^2` at least 1 at every swap.
     """
     scored = ~torch.isnan(scores.s_pos)
     alpha, v = scores.alpha[:, scored], before[:, scored]
@@ -126,14 +135,17 @@ def score_correlation(
 def _cosine(
     left: Float64[Tensor, "*swaps 2"], right: Float64[Tensor, "*swaps 2"], usable: Bool[Tensor, "*swaps"]
 ) -> Float64[Tensor, "*swaps"]:
-    """Return the cosine of two vectors of weights, 0 where not usable; scaled first, as small squares underflow."""
+    """Return the cosine between each pair of weights in `left` and in `right`; 0 where `usable` is False."""
+    # Scaled first, because squares of small weights underflow.
     left, right = (x / x.amax(-1, keepdim=True).where(usable[..., None], 1.0) for x in (left, right))
     product = (left * right).sum(-1) / (left.norm(dim=-1) * right.norm(dim=-1))
     return product.where(usable, 0.0)
 
 
 def _pearson(x: Float64[Tensor, "draws heads"], y: Float64[Tensor, "draws heads"]) -> Float64[Tensor, "kept"]:
-    """Return Pearson's r over heads for each draw; a draw of fewer than three heads or of equal scores is left out."""
+    """Return Pearson's correlation over heads for each draw; draws with equal scores, or fewer than three heads, are
+    dropped.
+    """
     if x.shape[-1] < 3:
         return x.new_empty(0)
     # Scores lie in [0, 1]; equal ones differ by rounding, 1e-16 or so.

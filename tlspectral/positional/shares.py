@@ -1,8 +1,8 @@
-"""How much of a head's logits is content, how much position, and how much needs both.
+"""Shares of content, of position and of their interaction in a head's logits.
 
 "Decoupling Positional and Symbolic Attention Behavior" (PS, section 6) conjectures that any head decomposes into heads
-that are purely positional or purely symbolic. For a logit on a block of a prompt this is a sum of a function of the
-content and one of the place. The interaction of a two-way table is what no such sum has.
+that are purely positional or purely symbolic. The logit on a block of a prompt is then a function of the content plus a
+function of the place. The interaction of a two-way table is the remainder that no such sum can express.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.block_places import BlockPlaces, block_places
-from tlspectral.tasks.block_prompt import BlockPrompt
+from tlspectral.tasks.block_prompt import BlockPrompt, require_block_prompt
 
 LOGIT_SHARES = Schema(
     "logit_shares",
     (
         *HEAD,
         *columns("""
-            content     | share | Of the table's squares about its mean, what depends on the content of a block alone.
-                        |       | The three are NaN where a window hides a block.
-            position    | share | What depends on the place alone.
-            interaction | share | What is no sum of a function of the content and one of the place.
-            table_std   | logit | Standard deviation of the logits over these tables.
+            content     | share | Share of the logits' variation (over contents and places of blocks) that depends on
+                        |       | the content alone. The three shares are NaN where a window hides a block.
+            position    | share | Share that depends on the place alone.
+            interaction | share | Share that is left: content and place do not add up to it.
+            table_std   | logit | Standard deviation of the logits over contents and places.
         """),
     ),
     "`tlspectral.positional.logit_shares`",
@@ -44,12 +44,12 @@ LOGIT_SHARES = Schema(
 
 
 class LogitSplit(NamedTuple):
-    """Sums of squares of a two-way table of logits about its mean: they add up to the sum of squares of the table.
+    """Sums of squares of a table of logits (content by place) about its mean; the three add up to the table's total.
 
     Attributes:
-        content: of what depends on the content alone, times the places.
-        position: of what depends on the place alone, times the contents.
-        interaction: of what is left.
+        content: sum of squares that depends on the content alone, in squared logits.
+        position: sum of squares that depends on the place alone.
+        interaction: the rest, which no sum of a content term and a place term explains.
     """
 
     content: Float64[Tensor, "*batch"]
@@ -58,16 +58,16 @@ class LogitSplit(NamedTuple):
 
     @property
     def total(self) -> Float64[Tensor, "*batch"]:
-        """Sum of squares of the table about its mean."""
+        """Sum of squares of the table about its mean, in squared logits."""
         return self.content + self.position + self.interaction
 
     def shares(self) -> Float64[Tensor, "3 *batch"]:
-        """Return the three over their sum; NaN where all logits of a table are equal."""
+        """Return content, position and interaction, each over their sum [3, ...]; NaN if all logits are equal."""
         return torch.stack(tuple(self)) / self.total
 
 
 def split_logits(logits: Float64[Tensor, "*batch n n"]) -> LogitSplit:
-    """Take a table of logits apart into content, position and interaction.
+    """Split a table of logits into content, position and interaction (two-way analysis of variance).
 
         content = n sum_k (mean_j L[k, j] - mu)^2     position = n sum_j (mean_k L[k, j] - mu)^2
         interaction = sum_kj (L[k, j] - mean_j L[k, j] - mean_k L[k, j] + mu)^2     mu = mean_kj L[k, j]
@@ -76,11 +76,10 @@ def split_logits(logits: Float64[Tensor, "*batch n n"]) -> LogitSplit:
         logits: L[k, j], logit of content k at place j.
 
     Returns:
-        Squared logits. Without interaction, `position / (position + content)` is the index of `exclusion_split`.
+        `LogitSplit` with `content`, `position` and `interaction`, in squared logits, one number per table. If the
+            interaction is 0, `position / (position + content)` equals the index of `exclusion_split`.
 
-    Source: the two-way analysis of variance without replicates; PS, section 6, for why.
-
-    What it does not establish: which contents or places the head prefers, nor that its output depends on them.
+    Not established: which contents or places the head prefers, or that its output depends on them.
     """
     n = logits.shape[-1]
     mean = logits.mean((-2, -1), keepdim=True)
@@ -92,48 +91,46 @@ def split_logits(logits: Float64[Tensor, "*batch n n"]) -> LogitSplit:
 
 
 def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) -> pd.DataFrame:
-    """Measure the shares of content, position and interaction in the logits that a prompt's last token gives blocks.
+    """Measure how much a head's logits on blocks depend on their content, on their place, and on both together.
 
-    The key of the content of each block is rotated to the place of each block with the model's own cos and sin, token
-    by token, and `split_logits` takes the table of every token's offset apart; sums of squares are added up over the
-    offsets. Nothing is sampled and no block is left out. Differences between offsets, the same in all blocks, are in no
-    share. Logits are scaled, with biases and ALiBi, before a softcap.
+    The logits are those of a prompt's last token. Use it to see by what a head finds a block.
+
+    >>> import tlspectral as tls, torch
+    >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(12)]
+    >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
+    >>> shares = tls.positional.logit_shares(tls.load_model("tiny-rope"), prompt, "L0H0")
+    >>> shares[["content", "position", "interaction"]].round(2).values.tolist()
+    [[0.08, 0.88, 0.04]]
+
+    Every block's keys are rotated to every block's place, with the model's own cos and sin. This gives a table of
+    logits, content by place, for each token offset inside a block. Each table is split into sums of squares of content,
+    place and interaction, which are added over offsets. Nothing is sampled.
 
     Args:
-        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        prompt: with blocks of equal length. A sink in the first block is a content like the others: put it into the
-            prefix to leave it out.
-        heads: as in `ablate`; None for all.
+        model: TransformerBridge or HookedTransformer; hooks on it act as usual.
+        prompt: a `BlockPrompt` with blocks of equal length. An attention sink in the first block counts as content; put
+            it into the prefix to leave it out.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a DataFrame with layer and head.
+            Default: all.
 
     Returns:
         DataFrame, a row per head. Columns: `layer, head, name, content, position, interaction, table_std`. The three
-        shares add up to 1.
+            shares (0 to 1) add up to 1; `table_std` is the standard deviation of the table, in logits. Logits are
+            scaled and include biases and ALiBi, before a softcap.
 
     Raises:
-        ValueError: no heads, blocks of unequal length, text that the tokenizer joins across blocks, or a prompt too
-            long.
+        ValueError: no heads, blocks of unequal length, text that the tokenizer merges across blocks, or a prompt that
+            is too long.
         BadHead: a head that does not exist.
         ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
         UnsupportedArchitecture: a layer that cannot be read, or has no attention pattern.
 
-    Source: PS, section 6, conjectures that heads are sums of positional and symbolic ones; these shares are ours. Keys
-    swap as in `mode="key"` of `positional_symbolic`: without rotary positions or ALiBi all is content, a learned
-    position too, as it is part of the key.
-
-    What it does not establish: that the model needs the largest share: remove it, as `tls.parts.Content(prompt)`. A
-    share says nothing about its size, which `table_std` does, nor this how much attention moves.
-
-    Example:
-        >>> import tlspectral as tls, torch
-        >>> model = tls.load_model("tiny-rope")
-        >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(12)]
-        >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
-        >>> shares = tls.positional.logit_shares(model, prompt)
-        >>> float(shares[["content", "position", "interaction"]].sum(axis=1).round(6).min())
-        1.0
+    Not established: that the model needs the largest share; remove it with `tls.parts.Content(prompt)` to see. A share
+    does not tell the size of the logits (`table_std` does). More: docs/positional.md.
     """
     with measured(model) as view:
         chosen = heads_by_layer(view, heads)
+        require_block_prompt(prompt)
         tokenized = prompt.tokenized(view.model)
         places, tokens = block_places(view.model, tokenized), tokenized.tokens()
         rows: list[pd.DataFrame] = []
@@ -150,6 +147,10 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
 
 
 def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:
+    """Return a DataFrame with the rows of `logit_shares` for some heads of one layer.
+
+    `seen`: factors of the last query's logits in this layer. `places`: token positions of the blocks.
+    """
     at = places.tokens().to(seen.contents.device)  # blocks width
     contents = seen.contents[heads][..., at]  # heads coordinates blocks width
     rotations = (seen.places if seen.places.ndim == 2 else seen.places[heads])[..., at]

@@ -1,4 +1,4 @@
-"""`positional_symbolic`: whether a head's attention stays or follows the blocks when two blocks of a prompt swap."""
+"""`positional_symbolic`: does a head's attention stay or follow the blocks when two blocks of a prompt swap?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
@@ -38,7 +38,7 @@ from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 RowsBy = Literal["query", "draw"]
-"""Rows of scores in place of their mean over prompts: one per query, or one per draw."""
+"""Rows of scores instead of their mean over prompts: one per query, or one per draw."""
 
 SCORE_COLUMNS = columns("""
     s_pos              | weighted cosine | Sum over swaps of alpha cos(v', v): 1 where attention stays at its positions.
@@ -61,8 +61,9 @@ POSITIONAL_SYMBOLIC = Schema(
     (
         *HEAD,
         *columns("""
-            frequency? | index | Rotary pair, 0 being the model's first. With `per_frequency`.
-            query?     | index | Block that is asked about; of a prompt the position of the query. With `by="query"`.
+            frequency? | index | Rotary pair; 0 is the model's first. With `per_frequency`.
+            query?     | index | Index of the queried block; for a given prompt the position of the query. With
+                       |       | `by="query"`.
             draw?      | index | Number of the draw of a task, or of the prompt in a list, from 0. With `by="draw"`.
         """),
         *SCORE_COLUMNS,
@@ -87,88 +88,46 @@ def positional_symbolic(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Score every head, or every rotary frequency of every head, as positional and symbolic, on prompts or a task.
+    """Score each head as positional and symbolic: does attention stay or follow when two blocks of a prompt swap?
 
     >>> import tlspectral as tls, torch
-    >>> start, query, *blocks = torch.tensor([1]), torch.tensor([4]), *torch.tensor([[3, 13], [4, 14], [5, 15]])
-    >>> prompt = tls.positional.BlockPrompt(start, blocks, query)
-    >>> tls.positional_symbolic(tls.load_model("tiny-rope"), prompt)["s_sym"].round().tolist()
+    >>> blocks = torch.tensor([[3, 13], [4, 14], [5, 15]])
+    >>> prompt = tls.positional.BlockPrompt(torch.tensor([1]), blocks, torch.tensor([4]))
+    >>> scores = tls.positional_symbolic(tls.load_model("tiny-rope"), prompt)
+    >>> scores["s_sym"].round().tolist()
     [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
 
-    Blocks i and j of the prompt swap, and the attention that its last token pays to the two slots is compared before
-    and after: `s_pos` is high where it stays in the slots, `s_sym` where it follows the blocks. A slot is as long as
-    the block in it, so a swap of blocks of unequal length shifts the tokens between them.
-
-    There are two kinds of swap, and they answer different questions:
-
-    * `mode="prompt"`: the words swap and the model runs again, the experiment of PS. Deeper layers see other keys.
-    * `mode="key"`: the keys of one pass swap and are rotated to their new positions with the model's own cos and sin,
-      Definition 2 of PS itself. Without rotary positions or ALiBi every head is symbolic here, with index exactly 0: a
-      learned position is part of the key vector and moves with it. For such models use `"prompt"`.
-
-    Both agree in the first layer of a model without learned positions. Hooks that are on the model stay in force, as
-    long as they leave the scores to the layer's own queries and keys.
+    The last token's attention to two blocks is compared before and after the blocks swap ("Decoupling Positional and
+    Symbolic Attention Behavior", PS): `s_pos` is 1 if it stays at the places, `s_sym` 1 if it follows the blocks.
 
     Args:
-        model: a TransformerBridge or HookedTransformer, with a tokenizer if the prompts are text.
-        prompt: a `BlockPrompt`, whose query is the last token of its suffix, or a list of them. Or a `BlockTask`, which
-            asks `queries` questions about each of its `draws`; the model reads a draw once for all of them. Or the name
-            of a ready task: `"binding"`, `"key-value"`, `"copying"`, `"needle"`, `"list-index"`, or a template of the
-            binding task, `"plain"`, `"gemma-2"`, `"llama-3.2"`, `"qwen2"`.
-        mode: see above.
-        tau: temperature of the weighting of swaps, in attention weight, or None: 0.1 times the largest |d_i - d_j| of
-            that head (and frequency), which does not depend on how much attention the blocks get at all. PS gives no
-            value, and results depend on it.
-        per_frequency: rows per rotary pair instead, from the same passes. Logits are then `L_t` of PS appendix B.3:
-            no softcap and no ALiBi, and non-rotary columns are in no row.
-        logit_scale: factor on the products of queries and keys. None takes the model's own, for heads and frequencies
-            alike, so that the logits of the frequencies sum to the rotary part of the head's. PS writes no 1/sqrt(d):
-            `logit_scale=1.0` is its formula to the letter.
-        by: None is a row per head (and pair), the mean over prompts. `"query"`: a row per query too, which is a block
-            that a task asks about, or each token of the suffix of one prompt, as PS Definition 2 is for any. `"draw"`:
-            a row per draw of a task, or prompt of a list.
-        swaps: `"kept"`, all pairs of the blocks but the first, which holds the attention sink of many prompts: the
-            sink stays in the first slot under `"prompt"` and moves with its keys under `"key"`. `"all"`: all pairs. Of
-            a task both are pairs of the blocks that `task.swapped` selects. `"per_query"`, of a task: the block that
-            is asked about with each other one. Or pairs of block indices.
-        heads: only these heads, in any form that `ablate` takes.
-        folder: where what was measured is kept, part by part; what was stopped continues there. Calls that differ in
-            mode, tau, `by`, number of draws, or `per_frequency` may share it, and measure again only what it lacks.
-            A folder made with per_frequency=True also serves calls without it.
-        n_jobs: workers, as joblib counts them.
-        seed: of a task's draws, and of the null of the correlation.
+        model: TransformerBridge or HookedTransformer; hooks on it act as usual.
+        prompt: a `BlockPrompt`, a list of them, a `BlockTask`, or a ready task's name: "binding" (templates "plain",
+            "gemma-2", "llama-3.2", "qwen2"), "key-value", "copying", "needle", "list-index".
+        mode: "prompt" (default) swaps words and runs the model again; "key" swaps the keys of one run.
+        tau: temperature of the weights of swaps. Default: 0.1 of the head's largest difference between two blocks.
+        per_frequency: True gives a row per rotary pair. logit_scale: factor on scores. Default: the model's.
+        by: "query" or "draw" gives a row per query, or per draw or prompt. Default: means over all.
+        swaps: "kept" (default, all pairs without the first block), "all", "per_query" (queried block with each other),
+            or index pairs.
+        heads: "L5H1", (5, 1), "L5", a list, or a DataFrame with layer and head. Default: all.
+        folder: keeps finished parts; the same call resumes. n_jobs: parallel workers. seed: of draws and of the null.
 
     Returns:
-        DataFrame, sorted. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index,
-        logit_std, tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Numbers are means over the
-        queries of a draw, then over draws (or the prompts of a list), without prompts in which a head has no score. A
-        swap counts for a head whose window shows both blocks to the query; where it shows none such, there is no score.
-        `attrs`: provenance, settings, the mean `correlation` of the two scores over heads (of the heads also for
-        frequency rows) with its null, see `score_correlation`; of a task also `answers`: the mean probability of the
-        right answer, how often it is `first` of all tokens, its probability among the choices, and `chance`
-        (`task_answers` has them prompt by prompt).
+        DataFrame. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index, logit_std,
+            tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Scores and `exclusion_index` (0
+            symbolic, 1 positional) lie from 0 to 1; `logit_std`: standard deviation of logits; `alpha_ess`: effective
+            number of swaps; `_se`: standard error over draws. Its attrs hold the `correlation` of both scores over
+            heads with a random null, and the model's `answers` to a task.
 
     Raises:
-        TypeError: no model, or something else where a prompt, a list of prompts or a task belongs.
-        ValueError: an unknown mode, `by` or task; tau or logit_scale not positive and finite; swaps that do not exist
-            or none; queries of a list; text without a tokenizer, or that the tokenizer joins across blocks, before or
-            after a swap; a prompt too long; ids outside the model's vocabulary; no prompt. All of these before a
-            measurement.
-        BadHead: a head that does not exist.
-        UnsupportedArchitecture: no attention pattern, or no rotary positions to take frequencies of.
-        ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
-        IncompatibleCheckpoint: the folder holds work on other weights, hooks, prompts or settings, or by an earlier
-            version.
+        TypeError, ValueError: an unusable model, prompt, task, setting or swap. BadHead: a head does not exist.
+        UnsupportedArchitecture: no attention pattern, or no rotary positions for frequencies.
+        ScoreMismatch: attention is not the softmax of queries and keys.
+        IncompatibleCheckpoint: the folder holds other work.
 
-    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, sections 3.1 to 3.3, appendices B.3 to B.5).
-
-    What it does not establish: how the model solves the task, or what a head is for. Scores on a task that the model
-    does not answer describe attention on this text: read heads on tasks that are answered above 0.5. A negative
-    correlation of the two scores is largely geometry: with f and f' the angles of v and v',
-    `s_pos^2 + s_sym^2 = 1 + sin 2f sin 2f'` at each swap. Compare it with the null, in which heads differ only in how
-    often they follow. Both scores near 1, and a small `logit_std`, mean that there was little attention to move. Scores
-    at different `tau` do not compare; with `alpha_ess` near 1 they are the scores of one swap. `exclusion_index` needs
-    no swaps, but what a position adds to a key in earlier layers counts as content.
+    Not established: how the model solves the task. Read heads only on tasks that the model answers in more than half of
+    the prompts. A negative correlation of both scores is largely geometry. More: docs/positional.md.
     """
     with measured(model) as view:
         require_settings(mode, by, tau=tau, logit_scale=logit_scale)
@@ -220,15 +179,18 @@ def positional_symbolic(
             tau=tau,
             per_frequency=per_frequency,
             by=by,
-            **_said(drawn, task),
+            **_prompt_attrs(drawn, task),
             correlation=_mean_correlation([correlation for of_draw in correlations for correlation in of_draw]),
-            **({} if task is None else _said_of_task(task, drawn, answers)),
+            **({} if task is None else _task_attrs(task, drawn, answers)),
             **notes,
         )
 
 
-def _said(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str, Any]:
-    """Return what a table says of its prompts: how many, and their sizes."""
+def _prompt_attrs(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str, Any]:
+    """Return a dict for the table's attrs: numbers of prompts, swaps, blocks and tokens, and a digest of the token ids.
+
+    `task` is None for given prompts. A number that is equal for all prompts is given once, otherwise as a list.
+    """
     # A given prompt is cut behind each query, and the last of these is whole.
     prompts = [prompt for draw in drawn for prompt in (draw.prompts if task is not None else draw.prompts[-1:])]
     tokens = [prompt.tokens() for prompt in prompts]
@@ -241,8 +203,12 @@ def _said(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str, Any]:
     }
 
 
-def _said_of_task(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd.DataFrame]) -> dict[str, Any]:
-    """Return what a table says of a task, and how well the model answers it, from a table of answers per draw."""
+def _task_attrs(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd.DataFrame]) -> dict[str, Any]:
+    """Return a dict for the table's attrs: the task's name, blocks, queries and seeds, and the means of the answers.
+
+    `answers`: a table of `answers_table` per draw. The means are of probability, relative probability, chance, and the
+    share of answers with rank 1.
+    """
     table = stacked(answers)
     means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
     return {
@@ -256,10 +222,12 @@ def _said_of_task(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[
 
 
 def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] | None, dict[str, Any]]:
-    """Return a number for each given prompt, the same for equal ones, and what a table says of these; warns of them.
+    """Find equal prompts among the given prompts, and warn about them.
 
-    None where all differ. Draws of a task are not asked: they are independent, also where two are equal.
+    Return an array with a number per prompt, the same for equal prompts, and a dict of notes for the table's attrs.
+    Returns (None, {}) if all prompts differ.
     """
+    # Called for given prompts only: draws of a task are independent, even if two are equal.
     numbers = numbered((draw.prompts[-1].tokens().tolist(), draw.prompts[0].spans(), draw.queries) for draw in drawn)
     notes = equality_notes(numbers)
     for note in notes:
@@ -268,46 +236,58 @@ def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] 
 
 
 def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:
-    """Return the prompts that show hooks on the model: of a task's draws the first one's, as more may come."""
-    return [one.prompts[0].tokens() for one in (drawn if task is None else drawn[:1])]
+    """Return token ids of the prompts whose loss tells whether hooks on the model have changed since a folder was made.
+
+    For a task only the first draw counts, so that later calls may add draws. `task` is None for given prompts.
+    """
+    return [draw.prompts[0].tokens() for draw in (drawn if task is None else drawn[:1])]
 
 
 def require_settings(mode: str, by: str | None = None, **positive: float | None) -> None:
-    """Refuse an unknown mode or `by`, and numbers that are not positive and finite. Raises ValueError."""
+    """Raise ValueError for an unknown `mode` or `by`, or for another setting that is not None, positive and finite.
+
+    `positive`: these other settings by name, such as `tau=0.1`.
+    """
     for name, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
     for name, value, known in (("mode", mode, get_args(SwapMode)), ("by", by, (None, *get_args(RowsBy)))):
         if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {shown(value)}")
 
 
 def averaged(
     draws: list[dict[int, pd.DataFrame]], by: RowsBy | None, distinct: Int[np.ndarray, "draws"] | None = None
 ) -> pd.DataFrame:
-    """Average every score over the queries of each draw; return mean and standard error over draws, row by row.
+    """Average scores over the queries of each draw, then over draws. Return a DataFrame of means and standard errors.
 
-    `draws` hold a table of `SCORES` for each query. Queries and draws without a score are left out. Errors are NaN for
-    one draw; `tau` and `alpha_ess` have none. Draws of one number in `distinct` are equal, and one observation; None:
-    all differ. Raises ValueError for tables whose rows differ.
+    `draws`: for each draw a dict from query to a score table. `by`: None for one row per head, "query" or "draw" for a
+    row per head and query or draw. Queries and draws without a score are left out. Standard errors are over draws, NaN
+    for one draw; `tau` and `alpha_ess` have none. `distinct`: a number per draw; draws with the same number are equal
+    and count as one observation. Default: all differ. Raises ValueError for tables with different rows.
     """
     if by is None:
         return _over_draws([list(draw.values()) for draw in draws], distinct)
     if by == "draw":
         groups = {number: [list(draw.values())] for number, draw in enumerate(draws)}
     else:
-        asked = sorted({query for draw in draws for query in draw})
-        groups = {query: [[draw[query]] for draw in draws if query in draw] for query in asked}
+        queries = sorted({query for draw in draws for query in draw})
+        groups = {query: [[draw[query]] for draw in draws if query in draw] for query in queries}
     table = stacked(_over_draws(group).assign(**{by: key}) for key, group in groups.items())
     keys = [name for name in ("layer", "head", "frequency", by) if name in table]
     return table.sort_values(keys, ignore_index=True)
 
 
 def _over_draws(draws: list[list[pd.DataFrame]], distinct: Int[np.ndarray, "draws"] | None = None) -> pd.DataFrame:
+    """Return one DataFrame with the means over draws and their standard errors.
+
+    `draws`: for each draw a list of score tables, one per query. `distinct`: a number per draw, the same for equal
+    draws; None if all differ. Raises ValueError for tables with different rows.
+    """
     names = draws[0][0].drop(columns=list(SCORES))
     for table in (table for draw in draws for table in draw):
         if not table[list(names)].equals(names):
-            raise ValueError("these tables do not have the same rows, so they cannot be averaged")
+            raise ValueError("these tables do not have the same rows, so they cannot be averaged: use the same heads=")
     by_draw = np.array([mean([table[list(SCORES)].to_numpy(np.float64) for table in draw]) for draw in draws])
     errors = _standard_error(by_draw[..., : len(WITH_ERRORS)], distinct)
     columns = dict(zip(SCORES, mean(by_draw).T, strict=True))
@@ -315,37 +295,47 @@ def _over_draws(draws: list[list[pd.DataFrame]], distinct: Int[np.ndarray, "draw
 
 
 def mean(values: Any) -> Float64[np.ndarray, "*rest"]:
-    """Return the mean over the first axis of those that are no NaN; NaN where all are."""
+    """Return the mean over the first axis, without NaN; NaN where all values are NaN."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
         return np.nanmean(np.asarray(values), axis=0)
 
 
-def _prompts(given: Any, by: RowsBy | None) -> list[BlockPrompt]:
-    """Return a list of prompts. Raises TypeError for anything else, ValueError for none, or queries of several."""
-    prompts: list[Any] = list(given) if isinstance(given, Sequence) else [given]
-    strange = [type(one).__name__ for one in prompts if not isinstance(one, BlockPrompt)]
+def _prompts(prompt: Any, by: RowsBy | None) -> list[BlockPrompt]:
+    """Return one given prompt or a list of prompts as a list of `BlockPrompt`.
+
+    Raises TypeError for anything else, ValueError for an empty list and for `by="query"` with several prompts.
+    """
+    prompts: list[Any] = list(prompt) if isinstance(prompt, Sequence) else [prompt]
+    strange = [type(entry).__name__ for entry in prompts if not isinstance(entry, BlockPrompt)]
     if strange:
         raise TypeError(
-            "prompt is a tls.positional.BlockPrompt(prefix, blocks, suffix), a list of them, a "
-            f"tls.positional.BlockTask or the name of a ready one; found {strange[0]}"
+            "prompt= must be a tls.positional.BlockPrompt(prefix, blocks, suffix), a list of them, a "
+            f"tls.positional.BlockTask or the name of a ready task; found {strange[0]}"
         )
     if not prompts:
-        raise ValueError("the list of prompts is empty: there is nothing to measure")
+        raise ValueError("the list of prompts is empty: give at least one tls.positional.BlockPrompt")
     if by == "query" and len(prompts) > 1:
-        raise ValueError(f"by='query' is for one prompt or a task, found {len(prompts)}: their positions differ")
+        raise ValueError(
+            f"by='query' needs one prompt or a task, found {len(prompts)} prompts, whose queries stand at different "
+            "positions: give by='draw' for a row per prompt"
+        )
     return prompts
 
 
 def _one_or_list(counts: list[int]) -> int | list[int]:
+    """Return a single number if all counts are equal, otherwise the list of counts."""
     return counts[0] if len(set(counts)) == 1 else counts
 
 
 def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each number over prompts that have it; draws and heads are the first prompt's."""
+    """Return one dict of `score_correlation` with the mean of each number over the correlations that are not None.
+
+    `draws` and `n_heads` are taken from the first.
+    """
     means = {}
     for name in ("pearson", "null_mean", "null_sd", "null_share"):
-        values = [one[name] for one in correlations if one[name] is not None]
+        values = [correlation[name] for correlation in correlations if correlation[name] is not None]
         means[name] = float(np.mean(values)) if values else None
     return {**correlations[0], **means}
 
@@ -353,7 +343,10 @@ def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
 def _standard_error(
     by_draw: Float64[np.ndarray, "draws *rows"], distinct: Int[np.ndarray, "draws"] | None
 ) -> Float64[np.ndarray, "*rows"]:
-    """Return the standard error of the mean over draws, as `tasks.metric_value.standard_error` without NaN."""
+    """Return the standard error of the mean over draws for each row, ignoring NaN.
+
+    `distinct`: a number per draw; draws with the same number are equal and count as one observation. None: all differ.
+    """
     known = ~np.isnan(by_draw)
     count = known.sum(0)
     with warnings.catch_warnings():

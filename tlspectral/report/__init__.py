@@ -1,4 +1,4 @@
-"""HTML pages that load nothing from a network: `report` about a table of heads, `head_card` about one head."""
+"""HTML pages that load nothing from a network: `report` shows a table of heads, `head_card` a single head."""
 
 from typing import TYPE_CHECKING
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 __all__ = ["HeadCard", "head_card", "report"]
 
-# The page of a table needs no model.
+# Names are imported on first use, because the page of a table needs no model code.
 __getattr__, __dir__ = lazy_names(__name__)

@@ -1,4 +1,4 @@
-"""`head_card`: all that is known of one head on one page."""
+"""`head_card`: one page with everything that was measured on one head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, earlier_calls
 from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import QKOperators
@@ -25,17 +25,23 @@ from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 
 NULL_DRAWS = 30
-"""Draws of the null behind the eigenvalues: each has as many as the head, and more make the cloud a blot."""
+"""Draws of the null behind the eigenvalues. More draws would make the cloud of points a blot."""
 
 
 @dataclass(frozen=True, repr=False)
 class HeadCard:
-    """The card of one head: a notebook shows it as a page, a terminal as text.
+    """The card of one attention head, made by `tls.report.head_card`: a notebook shows a page, a terminal text.
+
+        card = tls.report.head_card(heads, "L16H0")  # heads: table of tls.analyze_heads
+        Path("L16H0.html").write_text(card.html)
+
+    It only holds what `head_card` was given; it measures nothing and cannot be changed.
 
     Attributes:
-        name: the head, such as L16H0.
-        sections: what was measured, in the order of the page; `title`, `note`, `body` (HTML) and `text` of each.
-        html: the page, one file without scripts or requests: `Path("L16H0.html").write_text(card.html)`.
+        name: name of the head, such as L16H0.
+        sections: what was measured, in the order of the page. Each section has `title`, `note` (meaning and limits of
+            the numbers), `body` (HTML) and `text`.
+        html: the page as a string of HTML, without scripts or requests.
     """
 
     name: str
@@ -50,8 +56,9 @@ class HeadCard:
         return self.html._repr_html_()
 
 
+@earlier_calls(heads="table")
 def head_card(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     head: Head,
     *,
     composition: pd.DataFrame | None = None,
@@ -59,72 +66,78 @@ def head_card(
     prompt: Any = None,
     **tables: Given,
 ) -> HeadCard:
-    """Show one head on one page: its row, and what other tables and the model hold of it.
+    """Show one head on one page: its row in the head table, and its rows in further tables.
 
-        heads = tls.analyze_heads(model)
-        phase = tls.ablation_sweep(model, "rope_phase", heads="L16H0")
-        text = "The cat sat on the mat, and the cat slept"
-        pairs = tls.top_pairs(model, "L16H0")
-        tls.report.head_card(heads, "L16H0", pairs=pairs, sweep=phase, model=model, prompt=text)
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> heads = tls.analyze_heads(model, null_draws=10)
+    >>> card = tls.report.head_card(heads, "L0H3", model=model)
+    >>> [section.title for section in card.sections]
+    ['Eigenvalues', 'Phase by frequency', 'Row']
 
-    What is not given is not on the card: nothing is measured for it but, with `model`, what takes no long work: the
-    eigenvalues of M in the complex plane over the eigenvalues of 30 draws of its null (FP section 3: its own singular
-    values, random frames; the table's seed), and the phase by rotary frequency unless `frequencies` are given; with
-    `prompt`, the attention of the head on it, every weight shown on hover. `report` shows the same sections for all
-    heads. For some models (`tlspectral/report/head_pages.txt`) the page links the head's public one, by a click alone.
+    Use it to read all that you measured on a head in one place. `tls.report.report` makes a page for all heads.
 
     Args:
-        heads: table of `analyze_heads` or `tables.join`.
+        table: table of `tls.analyze_heads` or `tls.tables.join`.
         head: "L16H0", (16, 0) or a table row.
-        composition: table of `k_composition(model, head)`, of this very head, or of `k_composition(model)`.
-        model: the TransformerBridge or HookedTransformer that `heads` was made from.
-        prompt: text, or a tensor of token ids [pos], of 128 tokens at most. The model runs on it once,
-            under the hooks that are on it.
-        tables: `pairs=`, `kernels=`, `sweep=` and the others of `report`, of this head or of more. Pairs stand first,
-            each as text with the key shaded by its attention.
+        composition: table of `tls.k_composition(model, head)` for this head, or of `tls.k_composition(model)`.
+        model: the TransformerBridge or HookedTransformer that `table` was made from. It adds the eigenvalues of the
+            query-key matrix over 30 random matrices with its singular values and, without `frequencies=`, the phase by
+            frequency.
+        prompt: text or token ids [pos], at most 128 tokens. Needs `model`, which runs once with the hooks placed on it;
+            the card then shows the head's attention on this prompt.
+        tables: further tables by keyword, each a table or a list, for this head or for more heads: `pairs=` (of
+            `top_pairs`), `kernels=` (`relative_position_kernel`), `prediction=` (`heads.kernel_prediction`),
+            `frequencies=` (`frequency_table`), `positional=` (`positional_symbolic`), `sweep=` (`ablation_sweep`),
+            `edges=` (`edge_effects`), `directions=` (`head_directions`).
 
     Returns:
-        `HeadCard`, with `sections` and `html`.
+        `HeadCard` with `name`, `sections` (a tuple; each has `title, note, body, text`) and `html` (a string).
 
     Raises:
-        BadHead: `head` is no head, or not in the table.
-        ValueError: a table or model of other weights, a table without a needed column, a prompt without a model, or one
-            of several sequences or more than 128 tokens.
-        TypeError: a keyword that `report` does not take either.
+        BadHead: `head` is not a head, or is not in the table.
+        ValueError: a table or model has other weights, a table lacks a column, a prompt is given without a model, or
+            the prompt has several sequences or more than 128 tokens.
+        TypeError: a keyword is not one of these tables.
         UnsupportedArchitecture, BadWeights: the layer cannot be read, or does not return its attention.
 
-    What it does not establish: more than its tables do, each of which says what it does not. That several of them
-    agree is no proof: they see one set of weights.
+    Not established: more than each table does. A table that you do not give is not on the card. Agreement of several
+    tables is not a proof, because they come from the same weights. More: docs/report.md
     """
-    require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
-    pair = pair_in_table(head, heads, "the table of heads")
-    if not ((heads["layer"] == pair[0]) & (heads["head"] == pair[1])).any():
-        raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(heads)}: choose one of them")
+    require(table, ("layer", "head"), "analyze_heads", name="table of heads")
+    pair = pair_in_table(head, table, "the table of heads")
+    if not ((table["layer"] == pair[0]) & (table["head"] == pair[1])).any():
+        raise BadHead(f"{head_name(*pair)} is not among the {len(table)} heads of the table: choose one of these")
     if prompt is not None and model is None:
-        raise ValueError("the attention on a prompt is the model's: give model= too")
+        raise ValueError("prompt= needs the model that attends to it: give model= too")
     of_model: list[Section] = []
     on_prompt: list[Section] = []
     if model is not None:
         with measured(model, report_hooks=prompt is not None) as view:
-            require_table_of(view, heads)
-            of_model.append(_eigenvalues(view, pair, heads))
+            require_table_of(view, table)
+            of_model.append(_eigenvalues(view, pair, table))
             if tables.get("frequencies") is None and view.layer(pair[0]).rotary is not None:
                 of_all = frequency_table(model)
                 tables["frequencies"] = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
             if prompt is not None:
                 on_prompt.append(_attention(view, pair, prompt))
-    evidence = Evidence(heads, tables)
+    evidence = Evidence(table, tables)
     sections = evidence.sections(pair)
-    first = int(pair in evidence.rows("pairs"))  # where on text it attends stands in front of all others
+    first = int(pair in evidence.rows("pairs"))  # the section of pairs stands first, then those of the model
     sections[first:first] = of_model
     if composition is not None:
-        sections.append(_composition(heads, pair, composition))
-    sections += [*on_prompt, row_section(heads, pair)]
+        sections.append(_composition(table, pair, composition))
+    sections += [*on_prompt, row_section(table, pair)]
     name = head_name(*pair)
-    return HeadCard(name, tuple(sections), card_page(pair, heads, sections))
+    return HeadCard(name, tuple(sections), card_page(pair, table, sections))
 
 
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:
+    """Return the card section with the eigenvalues of M, the query-key matrix W_Q W_K^T of head `pair` (layer, head).
+
+    They are drawn over the eigenvalues of 30 random matrices with M's singular values. `heads` is the head table, for
+    D_head and the seed.
+    """
     spectrum = QKOperators(view)[pair].spectrum()
     cloud = null_eigenvalues(
         view.layer(pair[0]), spectrum.singular_values, NULL_DRAWS, int(heads.attrs.get("seed") or 0)
@@ -136,31 +149,40 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
     if pd.notna(row.get("D_head")):  # NaN where the eigenvalues are rounding
         of_draws = float((cloud.imag.abs().sum(1) / cloud.abs().sum(1)).mean())
         known = column_title("D_head")
-        ratio = f"{known} sum |Im l| / sum |l| {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
+        ratio = f"{known} sum |Im λ| / sum |λ| {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
     return Section(
         "Eigenvalues",
-        f"Of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey).",
+        f"Eigenvalues λ of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey).",
         eigenvalue_drawing(values, cloud.flatten().numpy(), name),
-        f"{len(values)} eigenvalues l; {ratio}largest modulus {np.abs(values).max():.3g}, of null draws "
+        f"{len(values)} eigenvalues λ; {ratio}largest modulus {np.abs(values).max():.3g}, of null draws "
         f"{float(cloud.abs().max()):.3g}",
     )
 
 
 def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame) -> Section:
+    """Return the card section about the earlier heads whose output the keys of head `pair` (layer, head) can read, from
+    weights.
+
+    `table` is a result of `k_composition`, `heads` the head table. Raises ValueError if `table` belongs to another head
+    or other weights.
+    """
     name = head_name(*pair)
-    if "receiver" in table:  # of all pairs
+    if "receiver" in table:  # the table of all pairs of heads
         table = table.loc[table["receiver"] == f"{name}.k"]
     require(table, ("layer", "head", "score", "chance", "rank"), f"k_composition(model, {name!r})", name="composition")
     require_same_model(heads, table.attrs, "the scores of composition")
     if table["layer"].max() != pair[0] - 1:
         raise ValueError(
-            f"the composition ends with layer {table['layer'].max()}, and {name} reads layers 0 to {pair[0] - 1}: give "
+            f"composition= ends with layer {table['layer'].max()}, but {name} reads layers 0 to {pair[0] - 1}: give "
             f"k_composition(model, {name!r})"
         )
     return composition_section(table.to_dict("records"))
 
 
 def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Section:
+    """Return the card section with the attention of head `pair` (layer, head) on `prompt` (text or token ids): an SVG
+    drawing, and a line of text per query with its strongest key.
+    """
     (weights,), tokens = prompt_patterns(view, {pair[0]: [pair[1]]}, prompt)
     strongest = weights.argmax(1)
     lines = [
@@ -169,7 +191,8 @@ def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Secti
     ]
     return Section(
         "Attention on the prompt",
-        "A row per query, a column per key; the weight on hover. Weights below .005 are left white. One prompt.",
+        "A row per query, a column per key; the weight is shown on hover. Weights below .005 are white. This is one "
+        "prompt: the head may look elsewhere on another.",
         attention_drawing(weights, tokens, head_name(*pair)),
         "\n".join(lines),
         wide=True,

@@ -13,37 +13,37 @@ from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
 from tlspectral.report.head_data import NULL_METRICS, shown_columns
 from tlspectral.selection import head_name, head_pairs
 from tlspectral.tables.head_columns import column_title
-from tlspectral.tables.printed import number_texts
+from tlspectral.tables.printed import short_number
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 
 Pair = tuple[int, int]
 Given = pd.DataFrame | Sequence[pd.DataFrame] | None
-"""One table, several of the same kind, or none."""
+"""One table, several tables of the same kind, or None."""
 
 NO_READING = "no reading"
 _LISTED = 8  # edges and sources
-_SAID = ("task", "replace", "sink", "sinks", "n_sequences", "n_distinct")  # of a table's `attrs`
+_SAID = ("task", "replace", "sink", "sinks", "n_sequences", "n_distinct")  # keys of `attrs` that are added to each row
 _WHOLE = frozenset({"direction", "rank", "peak", "predicted_peak"})
 _MINUS = "\N{MINUS SIGN}"
 
 
 class Html(str):
-    """A cell of a table that is HTML already."""
+    """A string that is HTML already, so that `listing` does not escape it in a table cell."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a card.
+    """One section of a head's card, as HTML and as text.
 
     Attributes:
-        title: what it shows.
-        note: what the numbers are, and what they do not establish.
-        body: HTML in which every text of a table is escaped.
-        text: the same as lines of text.
-        wide: it takes the whole width of the page.
+        title: heading.
+        note: meaning of the numbers, and what they do not establish; "" for none.
+        body: HTML in which every text from a table is escaped.
+        text: the same content as lines of plain text.
+        wide: True if the section takes the whole width of the page.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Section:
     wide: bool = False
 
     def html(self) -> str:
-        """Return the section as an element of the page."""
+        """Return the section as an HTML string: a section element with heading, note and body."""
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         look = ' class="wide"' if self.wide else ""
         return f"<section{look}><h3>{escape(self.title)}</h3>{note}{self.body}</section>"
@@ -61,7 +61,11 @@ class Section:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a kind of table is checked and shown."""
+    """How a kind of table, such as sweeps, is checked and shown on a card.
+
+    plural: its name in messages. made_by: name of the function that makes it. needed: columns that it must have.
+    sections: function that gets a head's name and its rows of the table, and returns card sections.
+    """
 
     plural: str
     made_by: str
@@ -70,9 +74,11 @@ class _Kind:
 
 
 class Evidence:
-    """Rows of all tables about single heads, by head.
+    """The rows of all further tables of a report or card, by kind of table and by head; `sections` makes a head's card
+    from them.
 
-    Raises ValueError for tables of other heads or weights, TypeError for a table under another name than a kind's.
+    `heads` is the head table. `tables` maps kinds such as "sweep" to a table, several tables or None. Raises ValueError
+    for tables of other heads or weights, and TypeError for a name that is not a kind of table.
     """
 
     def __init__(self, heads: pd.DataFrame, tables: Mapping[str, Given]):
@@ -80,7 +86,7 @@ class Evidence:
         known, names = set(head_pairs(heads)), [name for name in _KINDS if name != "edges_out"]
         for name, given in tables.items():
             if name not in names:
-                raise TypeError(f"no table is given as {name}=, only as {', '.join(names)}{did_you_mean(name, names)}")
+                raise TypeError(f"{name}= is unknown: give tables as {', '.join(names)}{did_you_mean(name, names)}")
             kind, by_head = _KINDS[name], self._rows.setdefault(name, {})
             for table in [] if given is None else [given] if isinstance(given, pd.DataFrame) else given:
                 for pair, row in _checked(table, heads, known, kind, name):
@@ -89,61 +95,79 @@ class Evidence:
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
     def rows(self, name: str) -> Mapping[Pair, Rows]:
-        """Return the rows of one kind of table, by head."""
+        """Return a dict from (layer, head) to the head's rows (dicts) of one kind of table, such as "sweep"; {} if it
+        was not given.
+        """
         return self._rows.get(name, {})
 
     def columns(self) -> dict[str, dict[Pair, float]]:
-        """Return the numbers that colour a grid of heads, by title: one per table, part, mode, task and replacement."""
-        found: dict[str, dict[Pair, float]] = {}
-        for name, (column, said) in _COLOURED.items():
+        """Return columns by which the page can colour its grid of heads: a dict from title to {(layer, head): number}.
+
+        They are effects of removal from sweeps, exclusion indices, and fits of predicted kernels. Each part, mode, task
+        and replacement has its own column.
+        """
+        columns_by_title: dict[str, dict[Pair, float]] = {}
+        for name, (column, title_start) in _COLOURED.items():
             for pair, rows in self.rows(name).items():
                 for row in (row for row in rows if _missing(row.get("frequency"))):
-                    which = [str(row[key]) for key in _TOLD if not _missing(row.get(key))]
-                    title = f"{said} ({column})" + ": " * bool(which) + ", ".join(which)
-                    found.setdefault(title, {})[pair] = row.get(column, np.nan)
-        return found
+                    details = [str(row[key]) for key in _TOLD if not _missing(row.get(key))]
+                    title = f"{title_start} ({column})" + ": " * bool(details) + ", ".join(details)
+                    columns_by_title.setdefault(title, {})[pair] = row.get(column, np.nan)
+        return columns_by_title
 
     def sections(self, pair: Pair) -> list[Section]:
-        """Return the sections of one head, in the order of the card; none for what was not measured."""
-        found = []
+        """Return the card sections of the head `pair` (layer, head) in the order of the card; a table without rows of
+        this head has no section.
+        """
+        sections_of_head = []
         for name, kind in _KINDS.items():
             rows = self.rows(name).get(pair)
             if rows:
-                found += kind.sections(head_name(*pair), rows)
-        return found
+                sections_of_head += kind.sections(head_name(*pair), rows)
+        return sections_of_head
 
 
 def _checked(
     table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
 ) -> list[tuple[Pair, dict[Any, Any]]]:
+    """Check a table of one kind against the head table, and return a list of ((layer, head), row), where row is a dict.
+
+    `known` are the heads of the head table `heads`; `kind` and its `name`, such as "edges", describe the table. Rows
+    also contain entries of the table's `attrs`, such as the task. A row of edges belongs to the head that receives; an
+    edge with an effect on a task belongs to all heads that it reaches. Raises ValueError for other heads or weights.
+    """
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
     rows = table.to_dict("records")
-    said = {key: table.attrs[key] for key in _SAID if key in table.attrs and key not in table}
+    from_attrs = {key: table.attrs[key] for key in _SAID if key in table.attrs and key not in table}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
     for pair in dict.fromkeys(pairs):
         if pair not in known:
             raise ValueError(
-                f"the {kind.plural} hold {head_name(*pair)}, which the table of heads lacks: give tables of the same "
-                "model"
+                f"the {kind.plural} have rows for {head_name(*pair)}, which the table of heads lacks: give tables of "
+                "the same model"
             )
-    found = [(pair, {**row, **said}) for pair, row in zip(pairs, rows, strict=True)]
-    for pair, row in list(found) if name == "edges" else []:
+    found_rows = [(pair, {**row, **from_attrs}) for pair, row in zip(pairs, rows, strict=True)]
+    for pair, row in list(found_rows) if name == "edges" else []:
         if pd.isna(row["attention"]):  # an effect on a task belongs to all heads that the edge reaches
-            found += [(other, row) for other in known.intersection(head_pairs(row["reached"].split(", "))) - {pair}]
-    return found
+            found_rows += [
+                (other, row) for other in known.intersection(head_pairs(row["reached"].split(", "))) - {pair}
+            ]
+    return found_rows
 
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
-    """Return the head's row: its metrics beside the null, then the other columns, each with its meaning on hover."""
+    """Return the card section with the row of head `pair` (layer, head) in the head table: metrics next to their null,
+    then all other columns.
+    """
     (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
         ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "at or below": "_null_pct"}
         metrics.append(
             {"metric": column_title(metric), "head": row[metric]}
-            | {said: row.get(metric + end) for said, end in ends.items()}
+            | {heading: row.get(metric + end) for heading, end in ends.items()}
         )
     beside = {f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")}
     others = [
@@ -151,43 +175,61 @@ def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
         for name in shown_columns(heads)
         if name not in beside and pd.notna(row[name])
     ]
-    tables = [listing(some) for some in (metrics, others) if some]
-    note = "Null: random left and right frames, the head's own singular values; share of its draws at or below."
+    tables = [listing(part) for part in (metrics, others) if part]
+    note = (
+        "Null: random directions with the head's own singular values. At or below: share of its draws that are not "
+        "above the head."
+    )
     return Section(
         "Row", note if metrics else "", "".join(html for html, _ in tables), "\n".join(text for _, text in tables)
     )
 
 
 def composition_section(rows: Rows) -> Section:
-    """Return the heads whose output the keys of this head can read most, by weights alone."""
+    """Return the card section with the 8 earlier heads whose output the head's keys can read best: score, chance and
+    rank.
+
+    `rows` are the head's rows of `k_composition`, as dicts.
+    """
     best = sorted(rows, key=lambda row: row["rank"])[:_LISTED]
     shown = ("score", "chance", "rank")
     cells = [{"sender": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
-    note = "From weights: which earlier heads this head's keys can read. Not that they do."
+    note = "Earlier heads whose output this head's keys can read, by weights. It does not show that the keys read it."
     return Section("K-composition", note, *listing(cells))
 
 
 def _pairs(name: str, rows: Rows) -> list[Section]:
+    """Return [card section] with text passages in which head `name` attends from a query to a key.
+
+    `rows` are the head's rows of `top_pairs`, as dicts.
+    """
     cells = [_chosen(row, "interval", "attention", "kind", "context") for row in rows]
     note = (
-        "Text where this head attends: the key shaded by its attention, the query underlined. top: the largest pairs; "
-        "high, middle, low: draws from thirds below them. "
+        "Text where this head attends: the key is shaded by its attention, the query is underlined. top: the largest "
+        "pairs; high, middle, low: random pairs from the upper, middle and lower third of the rest. "
     )
     if "sinks" in rows[0]:
-        note += "Sinks of the layer are left out. "
+        note += "Attention sinks of the layer are left out. "
     elif not rows[0].get("sink"):
         note += "The first token of a prompt is left out. "
-    given, distinct = rows[0].get("n_sequences"), rows[0].get("n_distinct")
+    n_prompts, distinct = rows[0].get("n_sequences"), rows[0].get("n_distinct")
     note += (
-        "" if distinct in (None, given) else f"Of {given} prompts {distinct} are distinct, and equal ones count once. "
+        ""
+        if distinct in (None, n_prompts)
+        else f"{distinct} of {n_prompts} prompts are distinct; equal ones count once. "
     )
     shaded = [{**cell, "context": _shaded(row)} for cell, row in zip(cells, rows, strict=True)]
     body = listing(shaded)[0]
-    return [Section("Where on text", f"{note}Not that the model needs it.", body, listing(cells)[1], wide=True)]
+    note += "It does not show that the model needs this attention."
+    return [Section("Where on text", note, body, listing(cells)[1], wide=True)]
 
 
 def _shaded(row: Mapping[Any, Any]) -> Html:
-    """Return the text around a pair with its key and query marked, the key in one of ten shades."""
+    """Return the text around a query and a key as HTML: the query underlined, the key shaded by its attention in ten
+    steps.
+
+    `row` is a row of `top_pairs`.
+    """
     query, key = (escape(row[f"{side}_token"]) for side in ("query", "key"))
     marked = f"<u>{query}</u>"
     text = escape(row["context"]).replace(escape(f"<{row['query_token']}>"), marked, 1)
@@ -197,10 +239,14 @@ def _shaded(row: Mapping[Any, Any]) -> Html:
 
 
 def _kernel(name: str, rows: Rows) -> list[Section]:
+    """Return [card section] with the mean attention score by distance of the key, as a drawing and as text.
+
+    `rows` are the rows of head `name` in `relative_position_kernel`, as dicts.
+    """
     best = max(rows, key=lambda row: -np.inf if pd.isna(row["score"]) else row["score"])
     predicted = any(pd.notna(row.get("predicted")) for row in rows)
-    note = "Mean attention score before the softmax by offset, key less query, in tokens." + (
-        " Dashed: predicted from the mean query and key; it fits almost by arithmetic." if predicted else ""
+    note = "Mean attention score before the softmax by offset (position of the key minus the query, in tokens)." + (
+        " Dashed: predicted from the mean query and key, a fit that is close by construction." if predicted else ""
     )
     text = f"largest mean score {best['score']:.3g} at offset {best['offset']}"
     body = f'<div class="kernels">{kernel_drawing(rows, name)}</div>'
@@ -208,23 +254,42 @@ def _kernel(name: str, rows: Rows) -> list[Section]:
 
 
 def _prediction(name: str, rows: Rows) -> list[Section]:
+    """Return [card section] that compares the measured mean score by distance with its prediction.
+
+    `rows` are the head's rows of `kernel_prediction`, as dicts; `name` is not shown.
+    """
     cells = [
         {**_chosen(row, "r", "peak", "predicted_peak", "band"), "its share": row.get(f"share_{row.get('band')}")}
         for row in rows
     ]
-    note = "Measured kernel against predicted, on other prompts; band: the third of frequencies that makes most of it."
+    note = (
+        "Kernel predicted from one set of prompts, compared with the kernel measured on others. band: the third of "
+        "frequencies that contributes most."
+    )
     return [Section("Prediction by distance", note, *listing(cells))]
 
 
 def _frequencies(name: str, rows: Rows) -> list[Section]:
+    """Return [card section] with the norms of Im(M_t) and Re(M_t), the parts of the query-key matrix by rotary
+    frequency.
+
+    `rows` are the rows of head `name` in `frequency_table`, as dicts.
+    """
     largest = max(rows, key=lambda row: row["im_norm"])
-    text = f"Im M_t is largest at pair {largest['frequency']} (wavelength {largest['wavelength']:.4g} tokens)"
-    note = "Norms of Im M_t (below) and Re M_t (above) by rotary pair; under the ends, wavelengths in tokens."
+    text = (
+        f"Im(M_t) is largest at pair {largest['frequency']} (wavelength {short_number(largest['wavelength'])} tokens)"
+    )
+    note = "Norms of Im(M_t) (lower bars) and Re(M_t) (upper bars) by rotary pair; below, wavelengths in tokens."
     body = f'<div class="kernels phase">{phase_drawing(rows, name)}</div>'
     return [Section("Phase by frequency", note, body, text)]
 
 
 def _directions(name: str, rows: Rows) -> list[Section]:
+    """Return [card section] with words that stand for the singular directions of the head's matrices.
+
+    `rows` are the head's rows of `head_directions`, as dicts. Directions without significant words are counted, not
+    listed.
+    """
     sides: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
     for row in rows:
         sides.setdefault((row["kind"], row["direction"], row["side"]), []).append(row)
@@ -234,41 +299,63 @@ def _directions(name: str, rows: Rows) -> list[Section]:
         if words[0]["word"] != NO_READING or pd.notna(words[0]["token"])
     ]
     note = (
-        f"{len(read)} of {len(sides)} sides of singular directions have words that load more than on random directions "
-        f"(q < .05); {_MINUS} marks a negative loading."
+        f"{len(read)} of {len(sides)} sides of singular directions have words with larger loadings than on random "
+        f"directions (q < .05). {_MINUS} marks a negative loading."
     )
     body, text = listing(read) if read else ("", "no reading")
     return [Section("Directions in words", note, body, text)]
 
 
 def _quoted(row: Mapping[Any, Any]) -> str:
+    """Return the word in a row of `head_directions` in quotes, behind a minus sign if its loading is negative."""
     sign = _MINUS if row["loading"] < 0 else ""
     return f"{sign}\N{LEFT SINGLE QUOTATION MARK}{row['word']}\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
+    """Return a function (head name, rows of `edge_effects`) that returns [card section] with the heading `title`.
+
+    `ends` are the columns that name the other end of an edge, such as "sender". The section lists the 8 largest
+    effects.
+    """
+
     def sections(name: str, rows: Rows) -> list[Section]:
         best = sorted(rows, key=lambda row: -abs(row["delta"]) if pd.notna(row["delta"]) else np.inf)[:_LISTED]
         shown = (*ends, "attention", "delta", "± se", "control_delta", "qvalue", "task", "replace")
         left = f" The {_LISTED} largest of {len(rows)}." if len(rows) > _LISTED else ""
-        note = f"Effect of one edge cut, everything else as it is.{left} Edges that matter only together are not seen."
+        note = f"Effect of cutting one edge alone.{left} Edges that matter only together do not show."
         return [Section(title, note, *listing([_chosen(row, *shown) for row in best]))]
 
     return sections
 
 
 def _sweep(name: str, rows: Rows) -> list[Section]:
+    """Return [card section] with the effects of removing parts of the head.
+
+    `rows` are the head's rows of `ablation_sweep`, as dicts: delta is the metric without the part minus the intact
+    metric.
+    """
     tested = ("delta_p", "delta_p_floor", "control_delta", "control_p", "control_p_floor")
     shown = ("part", "task", "delta", "± se", *tested, "replace")
-    note = "The score of the model with a part of this head removed, less the intact one. Others may take over."
+    note = (
+        "delta: metric without this part of the head minus the metric of the intact model. Other heads may take over."
+    )
     return [Section("Ablation", note, *listing([_chosen(row, *shown) for row in rows]))]
 
 
 def _positional(name: str, rows: Rows) -> list[Section]:
+    """Return [card section] with the head's positional and symbolic scores, or [] if all rows are about single
+    frequencies.
+
+    `rows` are the head's rows of `positional_symbolic`, as dicts.
+    """
     whole = [row for row in rows if _missing(row.get("frequency"))]
     if not whole:
         return []
-    note = "1: attention stays with places (s_pos) or moves with the blocks (s_sym) when blocks of a prompt swap."
+    note = (
+        "When two blocks of a prompt swap: s_pos is 1 if attention stays at its positions, s_sym is 1 if it follows "
+        "the blocks."
+    )
     shown = ("mode", "s_pos", "s_sym", "exclusion_index", "logit_std")
     return [Section("Positional or symbolic", note, *listing([_chosen(row, *shown) for row in whole]))]
 
@@ -304,19 +391,25 @@ _COLOURED = {
 
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
-    """Return some columns of a row; "± se" is the standard error of delta."""
+    """Return the named columns of a row as a dict; the name "± se" stands for the column delta_se. A missing column is
+    None.
+    """
     return {column: row.get("delta_se") if column == "± se" else row.get(column) for column in columns}
 
 
 def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return rows as an HTML table and as text, without the columns that no row has."""
+    """Return rows (dicts with equal keys) as (HTML table, aligned plain text), without columns that are missing in
+    every row.
+
+    Keys are the headings. Floats have three significant digits.
+    """
     columns = [column for column in rows[0] if not all(_missing(row[column]) for row in rows)]
     by_column = [_written(column, [row[column] for row in rows]) for column in columns]
     cells = [list(line) for line in zip(*by_column, strict=True)]
     look = ["" if any(isinstance(row[column], str) for row in rows) else ' class="number"' for column in columns]
-    titles = "".join(f'<th scope="col"{one}>{escape(column)}</th>' for column, one in zip(columns, look, strict=True))
+    titles = "".join(f'<th scope="col"{kind}>{escape(column)}</th>' for column, kind in zip(columns, look, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{one}>{cell}</td>' for cell, one in zip(line, look, strict=True))}</tr>"
+        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for cell, kind in zip(line, look, strict=True))}</tr>"
         for line in ([cell if isinstance(cell, Html) else escape(cell) for cell in line] for line in cells)
     )
     text = pd.DataFrame(cells, columns=columns).to_string(index=False)
@@ -324,18 +417,27 @@ def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _missing(value: Any) -> bool:
+    """Return whether a table cell is None or NaN."""
     return bool(pd.isna(value))
 
 
 def _written(column: str, values: list[Any]) -> list[str]:
-    """Return the cells of one column: its numbers in one notation, without decimals in a column of `_WHOLE`."""
-    numbers = [value if isinstance(value, float | np.floating) and not _missing(value) else None for value in values]
-    texts = number_texts(numbers, 0 if column in _WHOLE else 4 if column == "± se" else 3)
-    cells = zip(values, numbers, texts, strict=True)
-    return [_cell(value) if number is None else text.replace("-", _MINUS) for value, number, text in cells]
+    """Return the cells of the column named `column` as texts: floats with three significant digits, or as whole numbers
+    for ranks and the like.
+    """
+    decimals = 0 if column in _WHOLE else 4 if column == "± se" else 3
+    texts = []
+    for value in values:
+        if isinstance(value, float | np.floating) and not _missing(value):
+            text = f"{value:.0f}" if column in _WHOLE else short_number(float(value), decimals)
+            texts.append(text.replace("-", _MINUS))
+        else:
+            texts.append(_cell(value))
+    return texts
 
 
 def _cell(value: Any) -> str:
+    """Return a table cell that is not a float as text: "" for None or NaN, "yes" or "no" for booleans."""
     if _missing(value):
         return ""
     if isinstance(value, bool | np.bool_):

@@ -7,18 +7,25 @@ from typing import Any
 import numpy as np
 from jaxtyping import Complex, Float
 
+from tlspectral.tables.printed import short_number
+
 Rows = Sequence[Mapping[Any, Any]]
 
 _WIDTH, _HEIGHT = 220, 116
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 6, 8, 22  # of the axes within a drawing
 _SIDE = 260  # of the plane of eigenvalues
 _LETTER = 6.6  # width of a letter of a token, in pixels
-_LONGEST = 14  # letters of a token that are written
+_LONGEST = 14  # letters; longer tokens are cut
 _FAINT = 0.005  # attention weights below it are left white
 
 
 def kernel_drawing(rows: Rows, name: str) -> str:
-    """Draw score against offset, on a scale of its own, the prediction dashed; an offset without keys is a gap."""
+    """Return an SVG string that draws the mean attention score against the offset of the key, with its prediction
+    dashed.
+
+    `rows` are dicts with `offset` (tokens), `score` and sometimes `predicted`; `name` is the head, for the label. An
+    offset without a score is a gap. If no score is finite, the result is the HTML text "not computed".
+    """
     rows = sorted(rows, key=lambda row: row["offset"])
     offsets, scores = (np.array([row[column] for row in rows], dtype=float) for column in ("offset", "score"))
     predicted = np.array([row.get("predicted", np.nan) for row in rows], dtype=float)
@@ -33,9 +40,9 @@ def kernel_drawing(rows: Rows, name: str) -> str:
     def up(values: Float[np.ndarray, " offsets"]) -> Float[np.ndarray, " offsets"]:
         return _HEIGHT - _BOTTOM - (values - low) / span * (_HEIGHT - _TOP - _BOTTOM)
 
-    best, looks = int(np.nanargmax(scores)), ('r="1.5"', 'r="2.6" class="best"')
+    best, circle_styles = int(np.nanargmax(scores)), ('r="1.5"', 'r="2.6" class="best"')
     dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" {looks[index == best]}/>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" {circle_styles[index == best]}/>'
         for index, (x, y, seen) in enumerate(zip(across, up(scores), finite, strict=True))
         if seen
     )
@@ -57,7 +64,12 @@ def kernel_drawing(rows: Rows, name: str) -> str:
 
 
 def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndarray, " n"], name: str) -> str:
-    """Draw eigenvalues in the complex plane over the eigenvalues of null draws; both axes have one scale."""
+    """Return an SVG string with a head's eigenvalues as dots in the complex plane, over the eigenvalues of random
+    matrices.
+
+    `values` are the head's eigenvalues, `cloud` those of the random matrices, `name` the head. Both axes have the same
+    scale.
+    """
     reach = 1.05 * float(max(np.abs(part(np.concatenate([values, cloud]))).max() for part in (np.real, np.imag))) or 1.0
     middle = _SIDE / 2
 
@@ -67,7 +79,7 @@ def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndar
             (middle + scale * x, middle - scale * y) for x, y in zip(np.real(numbers), np.imag(numbers), strict=True)
         ]
 
-    # Dots of the cloud are points of one path: thousands of circles would be slow and large.
+    # One path for all dots of the cloud, because thousands of circles would be slow and large.
     points = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places(cloud))
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places(values))
     label = f"{name}: {len(values)} eigenvalues in the complex plane over {len(cloud)} of null draws"
@@ -80,7 +92,11 @@ def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndar
 
 
 def phase_drawing(rows: Rows, name: str) -> str:
-    """Draw the norms of Re M_t and Im M_t of each rotary pair as one bar, Im below; wavelengths on hover."""
+    """Return an SVG string with a bar per rotary frequency: the norm of Im(M_t) below, the norm of Re(M_t) on top,
+    values on hover.
+
+    `rows` are dicts with `frequency, wavelength, im_norm, re_norm`; `name` is the head, for the label.
+    """
     rows = sorted(rows, key=lambda row: row["frequency"])
     highest = max((row["re_norm"] + row["im_norm"] for row in rows), default=0.0) or 1.0
     step = (_WIDTH - _LEFT - _RIGHT) / len(rows)
@@ -89,18 +105,20 @@ def phase_drawing(rows: Rows, name: str) -> str:
     for place, row in enumerate(rows):
         im, re = (room * row[part] / highest for part in ("im_norm", "re_norm"))
         x, width = _LEFT + place * step, max(step - 1, 0.6)
-        said = (
-            f"pair {row['frequency']}: {row['wavelength']:.4g} tokens; Im {row['im_norm']:.3g}, Re {row['re_norm']:.3g}"
+        hover_text = (
+            f"pair {row['frequency']}: {short_number(row['wavelength'])} tokens; Im {row['im_norm']:.3g}, "
+            f"Re {row['re_norm']:.3g}"
         )
         bars.append(
-            f'<g><title>{said}</title><rect class="im" x="{x:.1f}" y="{base - im:.1f}" width="{width:.1f}" '
+            f'<g><title>{hover_text}</title><rect class="im" x="{x:.1f}" y="{base - im:.1f}" width="{width:.1f}" '
             f'height="{im:.1f}"/><rect class="re" x="{x:.1f}" y="{base - im - re:.1f}" width="{width:.1f}" '
             f'height="{re:.1f}"/></g>'
         )
     largest = max(rows, key=lambda row: row["im_norm"])
-    label = f"{name}: Im M_t is largest at pair {largest['frequency']}, wavelength {largest['wavelength']:.4g} tokens"
+    wavelength = short_number(largest["wavelength"])
+    label = f"{name}: Im(M_t) is largest at pair {largest['frequency']}, wavelength {wavelength} tokens"
     ends = ((rows[0], _LEFT, "start"), (rows[-1], _WIDTH - _RIGHT, "end"))
-    ticks = "".join(_text(x, _HEIGHT - 7, f"{row['wavelength']:.3g}", anchor) for row, x, anchor in ends)
+    ticks = "".join(_text(x, _HEIGHT - 7, short_number(row["wavelength"]), anchor) for row, x, anchor in ends)
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(bars)}{ticks}'
         f"{_text(_LEFT - 6, _TOP + 8, f'{highest:.2g}', 'end')}</svg>"
@@ -108,17 +126,21 @@ def phase_drawing(rows: Rows, name: str) -> str:
 
 
 def attention_drawing(weights: Float[np.ndarray, "pos pos"], tokens: Sequence[str], name: str) -> str:
-    """Draw where each token looks: a row per query, a column per key, the weight as depth of colour and on hover."""
+    """Return an SVG string with attention weights [query, key] as squares: a row per query, a column per key, numbers
+    on hover.
+
+    `tokens` label rows and columns, `name` is the head. Weights below .005 are white.
+    """
     shown = [visible(token)[:_LONGEST] for token in tokens]
     cell, count = 15, len(shown)
     label = 8 + max(map(len, shown)) * _LETTER
     squares = []
     for query, key in np.argwhere(weights >= _FAINT).tolist():
         weight = float(weights[query, key])
-        said = f"{visible(tokens[query])} ({query}) looks at {visible(tokens[key])} ({key}): {weight:.3f}"
+        spoken_text = f"{visible(tokens[query])} ({query}) looks at {visible(tokens[key])} ({key}): {weight:.3f}"
         squares.append(
             f'<rect x="{label + key * cell:.0f}" y="{label + query * cell:.0f}" width="{cell - 1}" height="{cell - 1}" '
-            f'fill-opacity="{weight:.3f}"><title>{escape(said)}</title></rect>'
+            f'fill-opacity="{weight:.3f}"><title>{escape(spoken_text)}</title></rect>'
         )
     words = "".join(
         _text(label - 5, label + place * cell + 11, escape(word), "end")
@@ -128,24 +150,27 @@ def attention_drawing(weights: Float[np.ndarray, "pos pos"], tokens: Sequence[st
     )
     side = label + count * cell
     frame = f'<path class="axis" d="M{label - 1:.0f} {label - 1:.0f}V{side:.0f}H{side:.0f}"/>'
-    said = f"{name}: attention of {count} tokens, a row per query and a column per key"
+    spoken_text = f"{name}: attention of {count} tokens, a row per query and a column per key"
     return (
         f'<svg class="attention" width="{side:.0f}" height="{side:.0f}" viewBox="0 0 {side:.0f} {side:.0f}" '
-        f'role="img" aria-label="{escape(said)}">{frame}{"".join(squares)}{words}</svg>'
+        f'role="img" aria-label="{escape(spoken_text)}">{frame}{"".join(squares)}{words}</svg>'
     )
 
 
 def visible(token: str) -> str:
-    """Return a token on one line, with its spaces and line ends seen."""
+    """Return a token as text on one line, with visible marks for spaces, line ends and tabs."""
     return token.replace(" ", "\N{OPEN BOX}").replace("\n", "\N{RETURN SYMBOL}").replace("\t", "\N{RIGHTWARDS ARROW}")
 
 
 def signed(value: float) -> str:
-    """Return a number in short form with a true minus sign."""
+    """Return a number as text with up to six significant digits and a true minus sign."""
     return f"{value:g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _path(across: Float[np.ndarray, " n"], up: Float[np.ndarray, " n"]) -> str:
+    """Return the `d` attribute of an SVG path through points with pixel coordinates (across, up); a value that is not
+    finite makes a gap.
+    """
     steps, pen = [], "M"
     for x, y in zip(across, up, strict=True):
         if np.isfinite(y):
@@ -155,4 +180,5 @@ def _path(across: Float[np.ndarray, " n"], up: Float[np.ndarray, " n"]) -> str:
 
 
 def _text(x: float | int, y: float | int, content: str, anchor: str) -> str:
+    """Return an SVG text element with `content` at the pixels (x, y); `anchor` is start, middle or end."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{content}</text>'

@@ -1,4 +1,4 @@
-"""Data for the page's script: the table's columns as JSON, with the meaning and scale of each."""
+"""Data for the page's script: the table's columns as JSON, each with its meaning and colour scale."""
 
 import json
 from math import isfinite, isnan
@@ -19,15 +19,15 @@ NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")
 BAND_DEVIATIONS = 2.0
 """Half the width of a drawn null band, in null standard deviations."""
 
-_DIGITS = 6  # significant: the rounding is far below any standard error, and the page is half as large
+_DIGITS = 6  # significant digits: rounding far below any standard error, and the page is half as large
 _IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
 
 
 def head_data(heads: pd.DataFrame) -> str:
-    """Return the JSON block of the page, which may stand inside a script element.
+    """Return a head table as JSON text for the page's script: columns with meaning and colour scale, and their values.
 
-    Numbers keep 6 significant digits; NaN is null, an infinity the text "Infinity" or "-Infinity", as JSON has no such
-    number.
+    The text may stand inside a script element. Numbers have 6 significant digits. NaN becomes null, infinities the
+    texts "Infinity" and "-Infinity", because JSON has no such numbers.
     """
     numbers = [name for name in heads if name not in _IDENTITY and pd.api.types.is_numeric_dtype(heads[name])]
     data = {
@@ -42,12 +42,14 @@ def head_data(heads: pd.DataFrame) -> str:
 
 
 def script_json(data: Any) -> str:
-    """Return JSON that may stand inside a script element, which only "<" could end."""
+    """Return data as JSON text in which "<" is escaped, because "<" could end the script element around it."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def shown_columns(heads: pd.DataFrame) -> list[str]:
-    """Return the numeric columns that a reader can choose, without those shown beside another column."""
+    """Return the names of the numeric columns that a reader can choose: without names of heads, null means, null
+    standard deviations and standard errors.
+    """
     serving = {f"{metric}_null_{part}" for metric in NULL_METRICS for part in ("mean", "std")}
     serving |= {f"{name}_se" for name in DETECTORS}
     numeric = [name for name in heads if pd.api.types.is_numeric_dtype(heads[name])]
@@ -55,6 +57,9 @@ def shown_columns(heads: pd.DataFrame) -> list[str]:
 
 
 def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
+    """Return a dict about the column `name` for the page's script: title, meaning, unit, whether it has values, bounds
+    and signs, and the mark on its colour scale.
+    """
     known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
         "name": name,
@@ -70,18 +75,22 @@ def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
 
 
 def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
-    """Return the value of a head without structure on this column's scale, half the width of its band, and its name."""
+    """Return the mark on the colour scale of the column `name`: a dict with `value` (level of the null or of chance),
+    `reach` (half the width of its band) and `label`. None if it has no such level.
+    """
     if name.removesuffix("_z") in NULL_METRICS and name.endswith("_z"):
         return {"value": 0.0, "reach": BAND_DEVIATIONS, "label": "null"}
     if name in NULL_METRICS and (band := null_band(heads, name)):
         return {"value": _rounded(band[0]), "reach": _rounded(BAND_DEVIATIONS * band[1]), "label": "null"}
     if name in DETECTORS and isinstance(chance := detector_chance(heads, name), float):
         return {"value": chance, "reach": 0.0, "label": "chance"}
-    return None  # a chance that depends on the layer is no one place on the scale
+    return None  # a chance level that depends on the layer has no single place on the scale
 
 
 def detector_chance(heads: pd.DataFrame, name: str) -> float | dict[str, float] | None:
-    """Return the chance level of a detector, by layer ("L3") where windows differ; None if the table does not say."""
+    """Return the chance level of the detector `name`, such as "prev": an attention probability, a dict by layer ("L3")
+    if attention windows differ, or None if the table does not record it.
+    """
     detectors = heads.attrs.get("detectors")
     chance = detectors.get("chance") if isinstance(detectors, dict) else None
     chance = chance.get(name) if isinstance(chance, dict) else chance
@@ -91,12 +100,18 @@ def detector_chance(heads: pd.DataFrame, name: str) -> float | dict[str, float] 
 
 
 def _identity(column: pd.Series) -> list[Any]:
+    """Return a column such as layer or name as a list for JSON: int for whole numbers, otherwise text, None for missing
+    values.
+    """
     if pd.api.types.is_integer_dtype(column):
         return [int(value) for value in column]
     return [None if pd.isna(value) else str(value) for value in column]
 
 
 def _cells(column: pd.Series) -> list[float | str | None]:
+    """Return a numeric column as a list for JSON: numbers with 6 significant digits, None for NaN, "Infinity" or
+    "-Infinity".
+    """
     numbers: Float64[np.ndarray, " heads"] = column.to_numpy(np.float64, na_value=np.nan)
     cells: list[float | str | None] = []
     for number in numbers.tolist():
@@ -108,4 +123,5 @@ def _cells(column: pd.Series) -> list[float | str | None]:
 
 
 def _rounded(value: float) -> float:
+    """Return a number rounded to 6 significant digits."""
     return float(f"{value:.{_DIGITS}g}")

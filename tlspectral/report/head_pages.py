@@ -1,4 +1,6 @@
-"""Public pages of single heads: `head_pages.txt` says of which models there are some, and by what source."""
+"""Addresses of public pages about single heads; `head_pages.txt` lists the models that have such pages, with
+sources.
+"""
 
 from collections.abc import Mapping
 from functools import cache
@@ -8,17 +10,21 @@ from typing import Any
 
 
 def page_address(attrs: Mapping[Any, Any]) -> str | None:
-    """Return the address of the public pages of a model's heads, with `{layer}` and `{head}`; None if none is known.
+    """Return the address of the public web pages about a model's heads, with `{layer}` and `{head}` to fill in, or None
+    if the model has none.
 
-    The model is the one in a table's `attrs`, by its whole name or, as TransformerLens calls it, by what stands behind
-    the owner. There is no page of a revision, such as a checkpoint of training. Nothing is asked of a network.
+    `attrs` are the `attrs` of a head table. The model is `attrs["model"]`, with or without the owner's name. Revisions
+    such as training checkpoints have no pages. Nothing is requested from a network.
     """
     known, name = _pages(), str(attrs.get("model")).lower()
     return None if attrs.get("revision") not in (None, "main") else known.get(name)
 
 
 def page_link(attrs: Mapping[Any, Any], pair: tuple[int, int]) -> str:
-    """Return a line of HTML with the link to the public page of a head; empty if none is known."""
+    """Return an HTML paragraph with a link to the public page of head `pair` (layer, head), or "" if none is known.
+
+    `attrs` are the `attrs` of a head table, which name the model.
+    """
     address = page_address(attrs)
     if address is None:
         return ""
@@ -27,11 +33,14 @@ def page_link(attrs: Mapping[Any, Any], pair: tuple[int, int]) -> str:
 
 
 LINKED = "Its public page: where it attends on another text, without errors or chance"
-"""What a link says. The page is of the model's public weights, whatever weights the table is of."""
+"""Text of a link. The page shows the model's public weights, even if the table has other weights."""
 
 
 @cache
 def _pages() -> dict[str, str]:
+    """Return a dict from model name in lower case to address of its heads' public pages, each model with and without
+    its owner's name.
+    """
     text = files("tlspectral.report").joinpath("head_pages.txt").read_text(encoding="utf-8")
     lines = [line.split("|") for line in text.splitlines() if line and not line.startswith("#")]
     pages = {name.strip().lower(): address.strip() for name, address in lines}

@@ -1,4 +1,4 @@
-"""The whole page: checks of the table, its template, and the policy that forbids it every request."""
+"""The whole page: checks of the table, the template, and the security policy that forbids requests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from string import Template
 import numpy as np
 import pandas as pd
 
+from tlspectral.errors import earlier_calls
 from tlspectral.hooks.measured_wall import Wall
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
@@ -41,7 +42,7 @@ _NEEDED = ("layer", "head", "dir_frac", "D_head")
 
 
 class Page(str):
-    """The HTML of a page. A notebook shows it in a frame, without a request."""
+    """A string with the HTML of a page. A notebook shows it in a frame; nothing is requested from a network."""
 
     __slots__ = ()
 
@@ -50,56 +51,55 @@ class Page(str):
         return f'<iframe title="report" style="{style}" srcdoc="{escape(self)}"></iframe>'
 
 
+@earlier_calls(heads="table")
 def report(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     path: str | os.PathLike[str] | None = None,
     *,
     walls: Wall | Sequence[Wall] | None = None,
     **tables: Given,
 ) -> Page:
-    """Make one self-contained page about a table of heads.
+    """Make one self-contained HTML page about a table of heads, for a browser.
 
-        heads = tls.analyze_heads(model)
-        pairs = tls.top_pairs(model)
-        kernels = tls.relative_position_kernel(model)
-        phase = tls.ablation_sweep(model, "rope_phase")
-        wall = tls.hooks.wall(model, "The cat sat on the mat, and the cat slept")
-        tls.report.report(heads, "report.html", walls=wall, pairs=pairs, kernels=kernels, sweep=phase)
+    >>> import tempfile, tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> heads = tls.analyze_heads(model, null_draws=10)
+    >>> kernels = tls.relative_position_kernel(model)
+    >>> path = f"{tempfile.mkdtemp()}/report.html"
+    >>> page = tls.report.report(heads, path, kernels=kernels)
+    >>> "<h2>Which heads do what</h2>" in page
+    True
 
-    On it: all heads on the sentences of `walls`, the strongest heads of each detector, the heads as a grid that can be
-    coloured by any column and by what sweeps, positional scores and predictions say of each, the plane of dir_frac and
-    D_head with the null, kernels, the heads against their nulls, statuses, provenance, and the meaning of every column.
-    Pointing at a head shows its row. A click pins it and opens its card, with what the other tables hold of it, first
-    the text where it attends most (`head_card` shows the same). The page's address then ends in its name (`#L16H0`),
-    and a link with it leads to the card. For some models (`tlspectral/report/head_pages.txt`) the head's public page on
-    Neuronpedia is linked beside its row, by a click alone. Style, script and data are in the file, whose policy forbids
-    every request and every other script. Without scripts the tables remain.
+    Use it to look through a model, or to send results to others. The page shows the strongest heads of each detector, a
+    grid of heads coloured by any column, the plane of dir_frac and D_head, kernels, nulls, statuses, provenance and,
+    with `walls`, all heads on a sentence. A click on a head opens its card with its rows of the other tables.
 
     Args:
-        heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
-            shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
-        path: file to write; None writes none.
-        walls: what `tls.hooks.wall` returns, or a list: sentences that the reader chooses from, 1 MB each at most.
-        tables: `pairs=` of `top_pairs`, `kernels=` of `relative_position_kernel`, `prediction=` of
-            `heads.kernel_prediction`, `frequencies=` of `frequency_table`, `positional=` of `positional_symbolic`,
-            `sweep=` of `ablation_sweep`, `edges=` of `edge_effects`, `directions=` of `head_directions`; of each one
-            table or a list of tables. What is not given is not on the cards. Kernels are also drawn for the heads that
-            lead a detector.
+        table: table of `tls.analyze_heads` or `tls.tables.join`, with `layer, head, dir_frac, D_head`. All other
+            columns are shown too.
+        path: file to write. Default: no file.
+        walls: result of `tls.hooks.wall` (attention of all heads on a sentence, and the change of the answer without
+            each head), or a list of them, at most 1 MB each.
+        tables: tables of the same model, each a table or a list:
+            - `pairs=` of `top_pairs`, `kernels=` of `relative_position_kernel`, `prediction=` of
+              `heads.kernel_prediction`
+            - `frequencies=` of `frequency_table`, `positional=` of `positional_symbolic`, `sweep=` of `ablation_sweep`
+            - `edges=` of `edge_effects`, `directions=` of `head_directions`
 
     Returns:
-        The page's HTML, a string that a notebook shows as the page.
+        `Page`, the HTML as a string; the last line of a notebook cell shows it. Numbers keep the units of their tables.
 
     Raises:
-        ValueError: a needed column is missing, no rows, a layer or head that is no whole number, two rows for one head,
-            another table or wall of other heads or weights, or a sentence too long for the page.
-        TypeError: another keyword than these.
+        ValueError: `table` lacks a column or has no rows, a layer or head is not a whole number, a head has two rows, a
+            table or wall has other heads or weights, or a sentence is too long for the page.
+        TypeError: a keyword is not one of these tables, or `walls` has something else than walls.
         FileNotFoundError: the folder of `path` does not exist.
-        OSError: the disk is full; the message names `path`, and an older page there stays.
+        OSError: the disk is full; the message names `path`, and an older page stays.
 
-    What it does not establish: anything beyond the tables. A head that stands out on the page should be examined
-    further: by ablation, on other prompts, in another seed of the model.
+    Not established: anything beyond the tables. Examine a head that stands out further: ablate it, try other prompts.
+    More: docs/report.md
     """
-    table, sentences = _checked(heads), listed_walls(walls)
+    table, sentences = _checked(table), listed_walls(walls)
     page = Page(_page(table, Evidence(table, tables), sentences))
     if path is not None:
         with naming_file(path), whole_file(path) as partial:
@@ -108,7 +108,10 @@ def report(
 
 
 def card_page(pair: tuple[int, int], heads: pd.DataFrame, sections: list[Section]) -> Page:
-    """Return the page of one head's card, which has no script."""
+    """Return the HTML page with the card of head `pair` (layer, head): a header and its sections. It has no script.
+
+    `heads` is the head table, for the model's name and the link to the head's public page.
+    """
     style, name = _part("style.css"), head_name(*pair)
     body = "".join(section.html() for section in sections)
     return Page(
@@ -122,18 +125,24 @@ def card_page(pair: tuple[int, int], heads: pd.DataFrame, sections: list[Section
 
 
 def _policy(style: str, script: str | None = None) -> str:
-    """Return the content security policy of a page: its own style and script, and no request."""
+    """Return the content security policy of a page as text for a meta tag: it allows this `style` and `script`, and no
+    requests.
+    """
     scripts = "" if script is None else f"script-src {_fingerprint(script)}; "
     policy = f"default-src 'none'; {scripts}style-src {_fingerprint(style)}; img-src data:; base-uri 'none'; "
     return escape(policy + "form-action 'none'", quote=False)
 
 
 def _model(heads: pd.DataFrame) -> str:
+    """Return the model's name from the `attrs` of the head table, or "unnamed model"."""
     return str(heads.attrs.get("model") or "unnamed model")
 
 
 def _checked(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with a RangeIndex, text as column names, integer layers and heads, and a name in every row."""
+    """Return a checked copy of a head table: new index, text as column names, layers and heads as int, a name per row.
+
+    Raises ValueError if a needed column is missing, a layer or head is not a whole number, or a head has two rows.
+    """
     require(heads, _NEEDED, "analyze_heads")
     table = heads.reset_index(drop=True)
     table.columns = [str(name) for name in table.columns]
@@ -143,12 +152,17 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
             raise ValueError(f"the column {column} holds {table[column].iloc[numbers.index(None)]}: give whole numbers")
         table[column] = numbers
     require_one_row(table, ["layer", "head"], "give a table of one model, a row per head")
-    short = list(map(head_name, table["layer"], table["head"]))
-    table["name"] = table["name"].fillna(pd.Series(short)).astype(str) if "name" in table else short
+    names = list(map(head_name, table["layer"], table["head"]))
+    table["name"] = table["name"].fillna(pd.Series(names)).astype(str) if "name" in table else names
     return table
 
 
 def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
+    """Return the HTML of the report: the template filled with all sections, from the head table, the further tables and
+    the walls.
+
+    A wall is the attention of all heads on one sentence, with the effects of removing each head.
+    """
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
     script += _part("wall.js") if walls else ""
     revision, kernels = heads.attrs.get("revision"), evidence.rows("kernels")
@@ -178,7 +192,10 @@ def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
 
 
 def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
-    """Return the table with the columns of the other tables by which the grid can be coloured."""
+    """Return the head table with further columns, such as effects of removal, by which the page's grid can be coloured.
+
+    The columns come from the further tables in `evidence`; a head without a value has NaN.
+    """
     pairs = list(zip(heads["layer"], heads["head"], strict=True))
     more = {title: [by_head.get(pair, np.nan) for pair in pairs] for title, by_head in evidence.columns().items()}
     coloured = heads.assign(**{title: values for title, values in more.items() if title not in heads})
@@ -187,7 +204,7 @@ def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
 
 
 def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
-    """Return the bodies of all cards as data that the page's script parses when a card is opened; none is empty."""
+    """Return a script element with a JSON dict from head name to the HTML of its card; "" if no head has a card."""
     bodies = {
         f"L{layer}H{head}": "".join(section.html() for section in sections)
         for layer, head in zip(heads["layer"], heads["head"], strict=True)
@@ -197,8 +214,10 @@ def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
 
 
 def _part(name: str) -> str:
+    """Return the text of the file `name` in the package's folder `report`, such as "style.css"."""
     return files("tlspectral.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _fingerprint(source: str) -> str:
+    """Return the SHA-256 of a style or script as text in the form of a content security policy, 'sha256-...'."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

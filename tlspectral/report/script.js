@@ -15,7 +15,7 @@ const key = (index) => `L${layers[index]}H${heads[index]}`;
 const places = new Map(all.map((index) => [key(index), index]));
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/* Viridis without the end that vanishes on the page; blue and orange differ in lightness too. */
+/* Viridis without its palest end, which vanishes on the page. Blue and orange differ in lightness too. */
 const viridis = ["#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26", "#fde725"];
 const palettes = {
   light: { plain: viridis.slice(0, 10), signed: ["#0b3c6b", "#1b5e9b", "#7fabd3", "#e3e6ea", "#f1bd7c", "#e07b00", "#8a4800"] },
@@ -26,7 +26,7 @@ let chosen = null, scale = null, pointed = -1, pinned = -1;
 
 /* ---- numbers as text ---- */
 
-/* A column is scientific for all heads or for none: where its largest number would read as 0, or has eight digits. */
+/* All numbers of a column are scientific if its largest number would read as 0 or has eight digits. */
 const scientific = new Set(Object.keys(values).filter((name) => !whole.has(name) && (({ length, [length - 1]: largest }) =>
   length && largest > 0 && (largest < 5e-4 || largest >= 1e7))(values[name].filter(Number.isFinite).map(Math.abs).sort((one, other) => one - other))));
 
@@ -35,8 +35,13 @@ function text(value, name) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   const written = whole.has(name) ? String(value) : scientific.has(name) ? value.toExponential(1)
-    : size === 0 || size >= 5e-4 ? value.toFixed(size < 10 ? 3 : size < 1000 ? 1 : 0) : value.toFixed(6);
+    : size === 0 || size >= 5e-4 ? value.toFixed(size < 1 ? 3 : size < 10 ? 2 : size < 100 ? 1 : 0) : short(value, 3);
   return written.replace(/-/g, "−");
+}
+
+/* A tiny number with some significant digits and no zeros behind them, such as 2e-6. */
+function short(value, digits) {
+  return Number(value.toPrecision(digits)).toExponential();
 }
 
 const inColumn = (name, index) => text(values[name][index], name);
@@ -123,7 +128,7 @@ function drawLegend(column) {
 
 const layerOrder = [...new Set(layers)].sort((one, other) => one - other), headOrder = [...new Set(heads)].sort((one, other) => one - other);
 const width = Math.max(330, Math.min(780, part("chooser").clientWidth)), gridLeft = 44, gridTop = 4;
-/* Layers run across, on a telephone down: cells are then large enough for a finger. */
+/* Layers run across, or down on a telephone, where cells must be large enough for a finger. */
 const upright = width < 500;
 const [sideways, downwards] = [[layerOrder, layers, "layer"], [headOrder, heads, "head"]][upright ? "reverse" : "slice"]();
 const [[acrossOrder, acrossOf], [downOrder, downOf]] = [sideways, downwards];
@@ -163,7 +168,7 @@ const placed = all.filter((index) => Number.isFinite(planeX[index]) && Number.is
 const nulls = Object.fromEntries(["dir_frac", "D_head"].map((name) => [name, columns[name].mark]));
 let dots = [], dotLayer, dotRings, across, up;
 
-/* dir_frac and D_head are shares: the band of a wide null ends where the axes do, at 0 and 1. */
+/* dir_frac and D_head are shares, so a wide band ends at 0 and 1. */
 function extent(column, mark) {
   const found = placed.map((index) => column[index]);
   if (mark) found.push(Math.max(0, mark.value - mark.reach), Math.min(1, mark.value + mark.reach));
@@ -320,7 +325,7 @@ function fillCard(index) {
     label.title = meaning;
     const deviation = values[`${name}_se`]?.[index];
     cellOf(line, inColumn(name, index), "number");
-    if (data.detectors.includes(name) && typeof deviation === "number") add(line.lastChild, "small", ` ± ${deviation.toFixed(deviation < 5e-5 ? 6 : 4)}`);
+    if (data.detectors.includes(name) && typeof deviation === "number") add(line.lastChild, "small", ` ± ${deviation > 0 && deviation < 5e-5 ? short(deviation, 1).replace("-", "−") : deviation.toFixed(4)}`);
   }
 }
 
@@ -344,7 +349,7 @@ function goTo(element) {
   element.scrollIntoView();
 }
 
-/* ---- what the reader does ---- */
+/* ---- actions of the reader ---- */
 
 function choose(name) {
   chosen = name;
@@ -353,7 +358,7 @@ function choose(name) {
   part("meaning").textContent = column.meaning + (column.unit ? ` Unit: ${column.unit}.` : "");
   drawLegend(column);
   all.forEach((index) => cells[index].setAttribute("fill", scale.colour(values[name][index])));
-  /* The extreme heads on top: among thousands the interesting ones would be covered. */
+  /* Draw extreme heads last, because thousands of other dots would cover them. */
   const height = (index) => { const value = values[name][index]; return value === null ? -1 : column.signed ? Math.abs(value) : value; };
   for (const index of placed.slice().sort((one, other) => height(one) - height(other))) {
     dots[index].setAttribute("fill", scale.colour(values[name][index]));

@@ -1,4 +1,4 @@
-"""The sections of the page in plain HTML, which need no script and can be printed."""
+"""The sections of the page as plain HTML, which need no script and can be printed."""
 
 from collections.abc import Mapping
 from html import escape
@@ -16,31 +16,39 @@ from tlspectral.tables.schema import Column, columns_of
 _TOP_HEADS = 5  # of each detector
 _NOT_COMPUTED = '<p class="none">not computed</p>'
 _TAIL = 0.025
-_NAMED_HEADS = 24  # of one status; more are only counted
+_NAMED_HEADS = 24  # heads named for each status; the rest is counted
 _MOST_DRAWN = 24  # kernels
 
 
 def counts(heads: pd.DataFrame) -> str:
-    """Say how many heads there are, in how many layers."""
+    """Return a sentence with the number of heads and layers in a head table."""
     layers = heads["layer"].nunique()
     return f"{len(heads):,} heads in {layers:,} layer{'s' * (layers != 1)}."
 
 
 def detector_tables(heads: pd.DataFrame) -> str:
-    """Return tables of the strongest heads of each detector: scores with standard errors, and D_head with its null."""
+    """Return HTML with a table per detector: its five strongest heads, their scores, standard errors, D_head and its
+    null.
+
+    "" if the head table has no detector scores.
+    """
     if not _has_detectors(heads):
         return ""
     return "".join(
-        f"<div><h3>{one.title} heads <code>{name}</code></h3>{_detector_table(heads, name)}</div>"
-        for name, one in DETECTORS.items()
+        f"<div><h3>{detector.title} heads <code>{name}</code></h3>{_detector_table(heads, name)}</div>"
+        for name, detector in DETECTORS.items()
     )
 
 
 def _has_detectors(heads: pd.DataFrame) -> bool:
+    """Return whether the head table has a value in any detector column (prev, dup, ind)."""
     return any(name in heads and heads[name].notna().any() for name in DETECTORS)
 
 
 def _detector_table(heads: pd.DataFrame, name: str) -> str:
+    """Return an HTML table of the five heads with the highest score of the detector `name`, such as "prev", or the HTML
+    text "not computed".
+    """
     rows = [
         {
             "head": _head_link(row),
@@ -56,45 +64,56 @@ def _detector_table(heads: pd.DataFrame, name: str) -> str:
 
 
 def _top_heads(heads: pd.DataFrame, detector: str) -> list[dict[Any, Any]]:
-    """Return the rows of the strongest heads of a detector, strongest first; none where it was not computed."""
+    """Return the rows (dicts) of the five heads with the highest score of a detector, highest first; [] if the head
+    table lacks its column.
+    """
     if detector not in heads:
         return []
     return heads.dropna(subset=[detector]).nlargest(_TOP_HEADS, detector).to_dict("records")
 
 
 def _head_link(row: Mapping[Any, Any]) -> Html:
-    """Return a head's name as a link that pins the head in the grid and in the plane."""
+    """Return an HTML link with the head's name, which selects the head in the page's grid and plane; `row` is its row
+    of the head table.
+    """
     return Html(f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>')
 
 
 def detector_note(heads: pd.DataFrame) -> str:
-    """Return sentences about the detectors and their prompts, as far as the table records them."""
+    """Return sentences for the page that explain the detector tables: on which prompts heads were scored, the chance
+    level, and the columns D_head and null.
+    """
     if not _has_detectors(heads):
-        return "This table was made without detectors: it says nothing of what the heads attend to."
+        return "This table has no detector scores, so it does not show what the heads attend to."
     beside = (
-        f"{column_title('D_head')}: sum of |Im l| over sum of |l|, l the eigenvalues; null mean: the same of "
-        "random heads with the head's singular values; null at or below: share of these at or below the head's."
+        f"{column_title('D_head')}: sum of |Im λ| over sum of |λ|, λ the eigenvalues of M. null mean: the mean over "
+        "random heads with the same singular values. null at or below: share of these random heads that are not above "
+        "the head."
     )
     detectors = heads.attrs.get("detectors")
     if not isinstance(detectors, dict):
-        return f"This table does not say what its detectors ran on. {beside}"
+        return f"This table does not record the prompts of its detectors. {beside}"
     text = (
-        f"Mean attention on {detectors.get('n_sequences', 'some')} random sequences [BOS, r, r], r of "
-        f"{detectors.get('segment_length', 'some')} tokens; standard errors over sequences."
+        f"Scores: mean attention on {detectors.get('n_sequences', 'some')} random sequences [BOS, r, r], where r has "
+        f"{detectors.get('segment_length', 'some')} tokens, with standard errors over sequences."
     )
     return " ".join(filter(None, (text, _chance_note(heads), beside)))
 
 
 def _chance_note(heads: pd.DataFrame) -> str:
-    """Return a sentence about chance, with the layers of each level where windows differ; empty if it is not known."""
-    said = {name: _level(level) for name in DETECTORS if (level := detector_chance(heads, name)) is not None}
-    if len(set(said.values())) == 1:
-        return f"Chance is {said.popitem()[1]}."
-    return f"Chance: {'; '.join(f'{name} {level}' for name, level in said.items())}." if said else ""
+    """Return a sentence with the detectors' chance levels, by layer if attention windows differ; "" if the head table
+    does not record them.
+    """
+    levels = {name: _level(level) for name in DETECTORS if (level := detector_chance(heads, name)) is not None}
+    if len(set(levels.values())) == 1:
+        return f"Chance is {levels.popitem()[1]}."
+    return f"Chance: {'; '.join(f'{name} {level}' for name, level in levels.items())}." if levels else ""
 
 
 def _level(level: float | dict[str, float]) -> str:
-    """Return a level with three decimals, or each level with the layers that have it."""
+    """Return a chance level as text with three decimals; for a dict by layer, each level with its layers, such as
+    "0.031 in L0 L1".
+    """
     if not isinstance(level, dict):
         return f"{level:.3f}"
     layers: dict[str, list[str]] = {}
@@ -104,7 +123,9 @@ def _level(level: float | dict[str, float]) -> str:
 
 
 def null_table(heads: pd.DataFrame) -> str:
-    """Return a table of the heads against their nulls, one row per metric that has one."""
+    """Return an HTML table with a row per metric that has a null: median over heads, median null mean ± 2 sd, and how
+    many heads lie below, inside or above the central 95 % of their own null draws.
+    """
     rows = []
     for metric in NULL_METRICS:
         band = null_band(heads, metric)
@@ -121,42 +142,48 @@ def null_table(heads: pd.DataFrame) -> str:
 
 
 def statuses(heads: pd.DataFrame) -> str:
-    """Return a table of statuses: their numbers of heads, and the names of heads that are not ok."""
+    """Return an HTML table with a row per value of the column status: the number of heads and, unless it is ok, their
+    names.
+    """
     if "status" not in heads:
         return _NOT_COMPUTED
     rows, of_head = [], heads["status"].fillna("missing")
     for status, count in of_head.value_counts().items():
-        which = Html("all others" if count < len(heads) else "all heads")
+        names = Html("all others" if count < len(heads) else "all heads")
         if status != "ok":
             named = ", ".join(map(_head_link, heads[of_head == status].head(_NAMED_HEADS).to_dict("records")))
-            which = Html(named + (f" and {count - _NAMED_HEADS:,} more" if count > _NAMED_HEADS else ""))
-        rows.append({"status": str(status), "heads": count, "which": which})
+            names = Html(named + (f" and {count - _NAMED_HEADS:,} more" if count > _NAMED_HEADS else ""))
+        rows.append({"status": str(status), "heads": count, "which": names})
     return f'{listing(rows)[0]}<p class="note">{escape(COLUMNS["status"].meaning)}</p>'
 
 
 def provenance(attrs: Mapping[Any, Any]) -> str:
-    """Return the provenance of the table: its attrs, under their own names."""
+    """Return HTML with a line per entry in the `attrs` of the head table: model, settings, versions."""
     shown = {str(key): value for key, value in attrs.items() if key != "columns"} or {"provenance": "not recorded"}
     return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(said(value))}</dd></div>" for key, value in shown.items())
 
 
 def said(value: Any) -> str:
-    """Return what `attrs` hold as text on one line."""
+    """Return a value from a table's `attrs` as text on one line: floats with three significant digits, lists and dicts
+    without brackets.
+    """
     if isinstance(value, dict):
         return ", ".join(f"{key} {said(item)}" for key, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(said, value)) or "none"
     if value is None:
         return "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def column_meanings(heads: pd.DataFrame) -> str:
-    """Return a table with the meanings of the columns in this table."""
+    """Return an HTML table with a row per column of the head table: meaning, unit and range, source, and what it does
+    not establish.
+    """
     known = {**COLUMNS, **columns_of(heads.attrs)}
     rows = []
     for name in map(str, heads):
-        column = known.get(name, Column(name, "Not a column of tlspectral: its maker added it.", source=""))
+        column = known.get(name, Column(name, "Not a column of tlspectral: the user added it.", source=""))
         rows.append(
             {
                 "column": name,
@@ -170,7 +197,11 @@ def column_meanings(heads: pd.DataFrame) -> str:
 
 
 def kernel_figures(kernels: Mapping[tuple[int, int], Rows], heads: pd.DataFrame) -> str:
-    """Draw the kernels of each detector's strongest heads, or of the table's first if it has none of those."""
+    """Return HTML with a drawing of mean score by distance for each of the strongest heads per detector, at most 24.
+
+    `kernels` is a dict from (layer, head) to rows of `relative_position_kernel`, `heads` the head table. If no strong
+    head has a kernel, the first heads of `kernels` are drawn.
+    """
     leading = [(row["layer"], row["head"]) for detector in DETECTORS for row in _top_heads(heads, detector)]
     chosen = ([pair for pair in dict.fromkeys(leading) if pair in kernels] or list(kernels))[:_MOST_DRAWN]
     rows = {(row["layer"], row["head"]): row for row in heads.to_dict("records")}

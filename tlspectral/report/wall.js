@@ -173,7 +173,7 @@ function drawLegend() {
     paper.strokeStyle = palette.rule;
     paper.strokeRect(0.5, 0.5, 59, 13);
   });
-  if (Object.keys(sentence.sinks).length) item("the same at a second sink of the layer", 20, (paper) => {
+  if (Object.keys(sentence.sinks).length) item("attention to a second sink of the layer", 20, (paper) => {
     paper.fillStyle = palette.quiet;
     paper.fillRect(8, 1, 4, 12);
     paper.strokeStyle = palette.rule;
@@ -240,7 +240,7 @@ function fillWords() {
     const colour = apart.has(index) ? "--quiet" : "--line";
     word.style.background = visible ? `color-mix(in srgb, var(${colour}) ${(70 * Math.min(1, share / FULL)).toFixed(0)}%, transparent)` : "";
   });
-  part("asked").textContent = `What ${names[chosen]} looks at from ${quoted(plainly(query)).trim()}. Point at a word, or use the arrow keys on it, to ask from there.`;
+  part("asked").textContent = `Attention of ${names[chosen]} from ${quoted(plainly(query)).trim()}. Point at another word, or use the arrow keys, to see the attention from there.`;
   const first = `${plainly(0) === "⟨start⟩" ? "start token" : `first token ${quoted(plainly(0))}`}: ${percent(sentence.attention(chosen, query, 0))}`;
   const second = sink < 0 ? "" : query < sink && sentence.causal ? "" : `; ${quoted(plainly(sink))}: ${percent(sentence.attention(chosen, query, sink))} (a second sink: heads of layer ${shared.layer[chosen]} give it ${percent(sinkOf(chosen)[1])} on average)`;
   part("sinks").textContent = `Grey, sinks: ${first}${second}.`;
@@ -297,10 +297,10 @@ function fillStrip(removal) {
   const rank = 1 + removal.delta.filter((value) => Math.abs(value) > Math.abs(delta)).length;
   const layer = shared.layer.filter((one) => one === shared.layer[chosen]).length, p = removal.control_p[chosen];
   const control = p === null ? (layer < 2 ? "Its layer has no other head to compare with."
-    : "Not compared with its layer: twelve changes are, all with --control.")
-    : `Long ticks: its layer. The other heads there change it by ${signed(removal.control_delta[chosen])} on average; ${Math.round(p * layer)} of ${layer} heads of the layer, itself included, by as much (p ${number(p)}, no smaller than ${number(removal.control_p_floor[chosen])}).`;
+    : "Only the twelve largest changes are compared with their layer; --control compares all.")
+    : `Long ticks: heads of its layer. Another head of the layer changes it by ${signed(removal.control_delta[chosen])} on average. ${Math.round(p * layer)} of ${layer} heads of the layer, this head included, change it at least as much (p ${number(p)}, the smallest possible is ${number(removal.control_p_floor[chosen])}).`;
   const errors = error === null ? (removal.task ? "Too few prompts for a standard error." : "One sentence has no standard error.") : "± is the standard error over prompts.";
-  part("amongall").textContent = `A tick is one of ${count.toLocaleString("en")} heads; by size ${names[chosen]} is number ${rank}. ${control} ${errors}`;
+  part("amongall").textContent = `Each tick is one of ${count.toLocaleString("en")} heads; ${names[chosen]} is number ${rank} by size. ${control} ${errors}`;
   strip.setAttribute("aria-label", `Change without ${names[chosen]}: ${said}, number ${rank} of ${count} by size`);
 }
 
@@ -375,7 +375,7 @@ function ringAt(head, scroll = false) {
   else if (top + look.pitch > bands.scrollTop + bands.clientHeight) bands.scrollTop = top + look.pitch + 8 - bands.clientHeight;
 }
 
-/* ---- what the reader does ---- */
+/* ---- actions of the reader ---- */
 
 function fillMost() {
   const place = part("wallmost");

@@ -1,4 +1,4 @@
-"""Rotary positions with learnable frequency, amplitude and phase ("Bifocal Attention"), in new and old models."""
+"""Rotary positions with learnable frequency, amplitude and phase ("Bifocal Attention"), in new and existing models."""
 
 from typing import TYPE_CHECKING
 
@@ -26,5 +26,5 @@ __all__ = [
     "to_spectral",
 ]
 
-# TransformerLens and transformers are imported when what needs them is first asked for.
+# TransformerLens and transformers are imported only when a name that needs them is first used.
 __getattr__, __dir__ = lazy_names(__name__)

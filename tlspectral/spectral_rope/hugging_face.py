@@ -1,8 +1,8 @@
-"""Learnable rotary positions in a Hugging Face model: a copy of it, of its own class, with them in its attention.
+"""Learnable rotary positions in a Hugging Face model: a copy of the same class whose attention rotates further.
 
-An attention module of transformers calls a function of its file, `apply_rotary_pos_emb(q, k, cos, sin)`, after its
-query/key norm. In the copy it calls one that rotates further. What that needs travels in the place of `cos`, so that
-nothing is kept between calls.
+An attention module of transformers calls `apply_rotary_pos_emb(q, k, cos, sin)`, a function of its file, after its
+query/key norm. In the copy it calls `_rotated`, which applies the learned rotation as well. The learned module and the
+positions travel in the place of `cos`, so nothing is kept between calls.
 """
 
 import inspect
@@ -34,11 +34,15 @@ from tlspectral.spectral_rope.weights_identity import (
 )
 
 _ROTATION = "apply_rotary_pos_emb"
-_ASKING = "tlspectral_embedding_hook"  # attribute with the handle of the hook that checkpointing needs
+_EMBEDDING_HOOK = "tlspectral_embedding_hook"  # attribute with the handle of the hook that checkpointing needs
 
 
 class _Table(NamedTuple):
-    """What stands in for `cos`: the model's own, its rotation, positions of the tokens, the module that rotates on."""
+    """Stand-in for the argument `cos` of a rotation function, which carries what the learned rotation needs.
+
+    cos: the model's cos table. own: the model's rotation function. positions: of the tokens. rotary: the learned
+    module.
+    """
 
     cos: Tensor
     own: Callable[..., Any]
@@ -47,7 +51,7 @@ class _Table(NamedTuple):
 
 
 class RotatedAttention(Swapped):
-    """An attention module of transformers whose queries and keys are rotated further; `spectral` is part of it."""
+    """Attention module of a Hugging Face model that also applies the learned rotation `spectral`."""
 
     spectral: SpectralRoPE
     rotated_forward: Callable[..., Any]
@@ -55,30 +59,40 @@ class RotatedAttention(Swapped):
 
     @classmethod
     def more(cls, own: type) -> dict[str, Any]:
-        """Return the forward pass of a class of attention, with another rotation."""
+        """Return a dict of attributes for a subclass of the attention class `own`.
+
+        `rotated_forward` is its forward pass with `_rotated` as rotation, `own_rotation` its original rotation. Raises
+        UnsupportedArchitecture if the class does not call `apply_rotary_pos_emb`.
+        """
         forward = inspect.unwrap(own.forward)
         if _ROTATION not in forward.__code__.co_names:
-            raise UnsupportedArchitecture(f"{own.__name__} calls no {_ROTATION}, where learned rotations are put in")
+            raise UnsupportedArchitecture(
+                f"{own.__name__} does not call {_ROTATION}, the function that learned rotations replace: take another "
+                "model"
+            )
         known = {**forward.__globals__, _ROTATION: _rotated}
         rotated = FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__)
         rotated.__kwdefaults__ = forward.__kwdefaults__
         return {"rotated_forward": rotated, "own_rotation": staticmethod(forward.__globals__[_ROTATION])}
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """Run as the attention module's own method does, with learned rotations."""
-        tables, positions = named.get("position_embeddings"), named.get("position_ids")
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the attention module's forward pass with learned rotations and return its outputs.
+
+        Raises UnsupportedArchitecture if its layer does not pass token positions.
+        """
+        tables, positions = kwargs.get("position_embeddings"), kwargs.get("position_ids")
         if tables is None or positions is None:
             raise UnsupportedArchitecture(
-                f"{self.own.__name__} is not given position_ids and position_embeddings by its layer, so a learned "
-                "frequency does not know where its tokens stand"
+                f"{self.own.__name__} is not given position_ids and position_embeddings by its layer, so learned "
+                "frequencies have no token positions: take another model"
             )
         cos, sin = tables
-        named["position_embeddings"] = (_Table(cos, self.own_rotation, positions, self.spectral), sin)
-        return self.rotated_forward(*given, **named)
+        kwargs["position_embeddings"] = (_Table(cos, self.own_rotation, positions, self.spectral), sin)
+        return self.rotated_forward(*args, **kwargs)
 
 
 class SpectralPreTrained(Swapped):
-    """A Hugging Face model with learned rotations in its attention modules."""
+    """Methods of a Hugging Face model that `to_spectral` has made; its attention modules hold the learned rotations."""
 
     base: Any
     get_input_embeddings: Callable[[], nn.Module]
@@ -87,28 +101,29 @@ class SpectralPreTrained(Swapped):
 
     @property
     def spectral(self) -> nn.ModuleDict:
-        """One `SpectralRoPE` by layer."""
+        """The `SpectralRoPE` modules, as a ModuleDict from the layer's number (as text)."""
         return nn.ModuleDict(
             {str(module.layer_idx): module.spectral for module in self.modules() if _is_rotated(module)}
         )
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the learnable frequencies, phases and gains alone."""
+        """Return the learnable frequencies, phases and gains, without the model's weights."""
         return self.spectral.parameters()
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **named: Any) -> None:
-        """Write the spectral parameters and the name of the base, or its weights, as `save_with_base` has it.
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Write the spectral parameters to a folder, which `tls.load_model(folder)` reads.
 
-        Other arguments have no effect. Raises FileExistsError for a folder that holds another model, OSError for a full
-        disk.
+        The folder also gets the name of the model they belong to or, if its weights have changed, these weights. Other
+        arguments are ignored. Raises FileExistsError if the folder holds another model, OSError if the disk is full.
         """
         save_with_base(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load as the model's own does; the tensors of a file of `save_pretrained` go to the spectral parameters.
+        """Load a state dict of the whole model, or the spectral parameters that `save_pretrained` wrote.
 
-        Raises RuntimeError for such a file that was saved of other weights. A Trainer loads spectral parameters and
-        weights one after the other, by `strict=False`: weights that were saved beside them are then not compared.
+        Returns torch's report of missing and unexpected keys. Raises RuntimeError if the spectral parameters were saved
+        for other weights. This check is skipped if weights were stored beside the parameters and `strict=False`,
+        because a Trainer then loads parameters and weights one after the other.
         """
         if IDENTITY not in state_dict:
             return self.own.load_state_dict(self, state_dict, strict=strict, assign=assign)
@@ -125,30 +140,35 @@ class SpectralPreTrained(Swapped):
         return loaded
 
     def _trains_weights(self) -> bool:
+        """Return True if a weight of the model (not a spectral parameter) requires a gradient."""
         return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
 
-    def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
-        """Do as the model's own. Embeddings ask for a gradient, as reentrant checkpointing of frozen weights needs."""
-        # transformers puts a hook there each time, and leaves it when checkpointing is switched off.
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Enable gradient checkpointing, and make the embedding output require a gradient.
+
+        Reentrant checkpointing of frozen weights needs this gradient.
+        """
+        # transformers would add a hook to the embeddings at each call, and keep it when checkpointing is disabled.
         with warnings.catch_warnings(), methods_replaced(self, {"enable_input_require_grads": lambda: None}):
-            warnings.simplefilter("ignore", FutureWarning)  # transformers calls this one through the name that is new
-            self.own.gradient_checkpointing_enable(self, *given, **named)
-        if _ASKING not in vars(self):
-            vars(self)[_ASKING] = self.get_input_embeddings().register_forward_hook(_ask_for_gradient)
+            warnings.simplefilter("ignore", FutureWarning)  # transformers calls this method by a deprecated name
+            self.own.gradient_checkpointing_enable(self, *args, **kwargs)
+        if _EMBEDDING_HOOK not in vars(self):
+            vars(self)[_EMBEDDING_HOOK] = self.get_input_embeddings().register_forward_hook(_ask_for_gradient)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Do as the model's own. Embeddings no longer ask for a gradient, unless the caller made them."""
+        """Disable gradient checkpointing; the embedding output no longer requires a gradient, unless a caller asked."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             self.own.gradient_checkpointing_disable(self)
-        if _ASKING in vars(self):
-            vars(self).pop(_ASKING).remove()
+        if _EMBEDDING_HOOK in vars(self):
+            vars(self).pop(_EMBEDDING_HOOK).remove()
 
 
 def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE], *, shared: bool) -> Any:
-    """Return a copy of a Hugging Face model with a spectral module in each attention module of `layers`.
+    """Return a copy of a Hugging Face model whose attention modules have the learned rotations in `layers`.
 
-    `view` is the view of a bridge made of it. Raises UnsupportedArchitecture for attention that rotates in another way.
+    `view`: view of a bridge made from the model. `layers`: `SpectralRoPE` by layer. `shared`: True if the copy uses the
+    model's own weights, frozen. Raises UnsupportedArchitecture if the attention does not call `apply_rotary_pos_emb`.
     """
     copied = copy_of_object(model, str(model.config._name_or_path or type(model).__name__), shared=shared)
     for parameter in copied.parameters():
@@ -167,9 +187,9 @@ def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, Spectra
 
 
 def avoid_lost_cache_of_object(model: Any, tokens: Int64[Tensor, "1 pos"]) -> None:
-    """Let a spectral model of transformers generate without its cache, with a warning, if a cached step is wrong.
+    """Switch a spectral model's key/value cache off, with a warning, if a step with cache differs from a pass without.
 
-    It is compared with the uncached pass of the same tokens.
+    `tokens`: the prompt on which both are run.
     """
     held = HeldLayers([layer for layer in model.modules() if any(map(_is_rotated, layer.children()))])
     with evaluating(model), torch.no_grad():
@@ -179,52 +199,59 @@ def avoid_lost_cache_of_object(model: Any, tokens: Int64[Tensor, "1 pos"]) -> No
             held.end = tokens.shape[1] - 1
             read = model(input_ids=tokens[:, :-1].to(model.device), use_cache=True)
             held.end += 1
-            named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-            model(input_ids=tokens[:, -1:].to(model.device), use_cache=True, **{named: read[named]})
+            cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+            model(input_ids=tokens[:, -1:].to(model.device), use_cache=True, **{cache_name: read[cache_name]})
     difference = held.difference
     if beyond_rounding(model, difference):
         model.config.use_cache = model.generation_config.use_cache = False
         warn_caller(
             f"{type(model).__name__}: the spectral model loses the key/value cache under transformers "
-            f"{version('transformers')} (what its layers write behind cached tokens differs from an uncached pass by "
-            f"{difference:.1e} of its size), so its config says use_cache=False and it generates without one; "
-            "try another version of transformers"
+            f"{version('transformers')}: after cached tokens its layers' outputs differ from an uncached pass by "
+            f"{difference:.1e} of their size. Its config now has use_cache=False, so it generates without a cache; "
+            "to use one, try another version of transformers"
         )
 
 
 def plain_object(model: Any) -> Any:
-    """Return a copy of a spectral Hugging Face model without its rotations, with weights of its own."""
+    """Return a copy of a spectral Hugging Face model without the learned rotations; the copy has its own weights."""
     copied = copy_of_object(model, type(model).__name__, shared=False)
     for module in copied.modules():
         if _is_rotated(module):
             del module.spectral
     copied.__dict__.pop("base")
-    copied.__dict__.pop(_ASKING, None)
+    copied.__dict__.pop(_EMBEDDING_HOOK, None)
     swap_back(copied)
     return copied
 
 
 def is_spectral_object(model: Any) -> bool:
-    """Return whether this is a Hugging Face model of `to_spectral`."""
+    """Return whether `model` is a Hugging Face model made by `to_spectral`."""
     return is_swapped(model, SpectralPreTrained)
 
 
-def _ask_for_gradient(module: Any, given: tuple[Any, ...], output: Tensor) -> None:
+def _ask_for_gradient(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Make the output of the embeddings require a gradient; it is a forward hook and changes `output` in place."""
     output.requires_grad_(True)
 
 
 def _is_rotated(module: Any) -> bool:
+    """Return whether a module is an attention module with a learned rotation."""
     return is_swapped(module, RotatedAttention)
 
 
-def _rotated(q: Tensor, k: Any, cos: Any, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+def _rotated(q: Tensor, k: Any, cos: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return queries and keys rotated as the model does, then by the learned rotation.
+
+    It stands in for the function `apply_rotary_pos_emb` of a model. `cos`: a `_Table`. Raises UnsupportedArchitecture
+    if `cos` is a tensor, because the attention then rotates queries and keys in two calls.
+    """
     if isinstance(cos, Tensor):
         raise UnsupportedArchitecture(
-            "the attention rotates queries and keys one by one (Gemma 3n and 4), and learned rotations take the place "
-            "of a function of both: take another model"
+            "the attention rotates queries and keys in two calls (Gemma 3n and 4), and learned rotations replace one "
+            "call for both: take another model"
         )
-    q, k = cos.own(q, k, cos.cos, *given, **named)
-    if named.get("unsqueeze_dim", 1) == 2:  # [batch, pos, heads, d_head]
+    q, k = cos.own(q, k, cos.cos, *args, **kwargs)
+    if kwargs.get("unsqueeze_dim", 1) == 2:  # [batch, pos, heads, d_head]
         return cos.rotary(q, cos.positions, "query"), cos.rotary(k, cos.positions, "key")
     q = cos.rotary(q.transpose(1, 2), cos.positions, "query").transpose(1, 2)
     return q, cos.rotary(k.transpose(1, 2), cos.positions, "key").transpose(1, 2)

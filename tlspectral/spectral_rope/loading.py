@@ -1,4 +1,4 @@
-"""Saved spectral models: parameters put into the ordinary model that they were learned on, and whole models."""
+"""Load spectral models: saved parameters put into an ordinary model, and whole saved models."""
 
 import os
 from pathlib import Path
@@ -21,27 +21,38 @@ from tlspectral.spectral_rope.weights_identity import require_identity
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
-    """Make a spectral model from an ordinary one and a file of `save_spectral`.
+    """Put saved spectral parameters into an ordinary model and return the spectral model.
+
+    >>> import tlspectral as tls, tempfile
+    >>> from tlspectral.spectral_rope import load_spectral, save_spectral
+    >>> model = tls.load_model("tiny-rope")
+    >>> file = f"{tempfile.mkdtemp()}/learned.safetensors"
+    >>> save_spectral(tls.to_spectral(model), file)
+    >>> type(load_spectral(model, file)).__name__
+    'SpectralModel'
+
+    Use it with a file of `save_spectral`, which has learned rotary frequencies, phases and gains without weights.
 
     Args:
-        model: the ordinary model, of TransformerLens or Hugging Face; as for `to_spectral` it is left as it was.
-        path: of the file, or of the folder of `save_pretrained`.
+        model: the ordinary model on which the parameters were learned, of TransformerLens or Hugging Face. It is not
+            changed.
+        path: the file, or the folder written by `save_pretrained`.
 
     Returns:
-        What `to_spectral` makes of the model, with the parameters of the file.
+        A `SpectralModel` (or a Hugging Face model of the model's own class), as `to_spectral(model)` makes it, with the
+            parameters of the file.
 
     Raises:
-        TypeError: no path, such as a model in its place.
-        FileNotFoundError: there is no such file.
-        IncompatibleCheckpoint: not such a file, a damaged one, or one of another version; made for a model of other
-            layers, heads, inverse frequencies or weights; or with parameters that are not finite.
+        TypeError: `path` is not a path, for example a model in its place.
+        FileNotFoundError: the file does not exist.
+        IncompatibleCheckpoint: the file is damaged, of another version or of another kind; or it belongs to a model
+            with other layers, heads, inverse frequencies or weights; or a parameter is not finite.
         UnsupportedArchitecture: the model has no rotary positions, or a layer cannot be read.
         EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
-        ScoreMismatch: the logits at the start are not the model's own.
+        ScoreMismatch: the logits at the start differ from the model's own.
 
-    What it does not establish: that the weights are the same where their bits cannot be compared: between a
-    HookedTransformer and a bridge or a model of transformers, and in a lower precision. There, log-probabilities of 24
-    tokens are compared.
+    Not established: that the weights are the same, where their bits cannot be compared: between a HookedTransformer and
+    a bridge or Hugging Face model, and in lower precision. Log-probabilities of 24 tokens are compared there.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
@@ -54,8 +65,8 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     tensors, record, identity = read_file(path)
     if HOOKED in record:
         raise IncompatibleCheckpoint(
-            f"{path} holds a whole SpectralHookedTransformer with its own weights: load it by load_model, from its "
-            "folder"
+            f"{path} holds a whole SpectralHookedTransformer with its own weights: load it by load_model("
+            f"{str(path.parent)!r})"
         )
     try:
         spectral = to_spectral(model, **record)
@@ -69,33 +80,42 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     return spectral
 
 
-def load_claimed(given: Any, **options: Any) -> Any:
-    """Return the TransformerLens model of a spectral model of transformers, or of the `Source` of a saved one.
+def load_claimed(model: Any, **options: Any) -> Any:
+    """Return the TransformerLens model of a spectral Hugging Face model, or of a saved spectral model.
 
-    An object gives copies of its weights and parameters; a folder of a whole model gives that, in evaluation mode and,
-    without a `dtype`, in the types that it was saved in; another the base, with the spectral parameters of the folder.
-    `options` are as for `load_model`.
+    `model`: the Hugging Face model, or the `Source` of a saved folder or file. A Hugging Face model gives copies of its
+    weights and parameters. A folder of a whole model gives this model in evaluation mode; without `dtype` it keeps its
+    types. A folder of parameters gives the model they were learned on, with these parameters. `options`: the other
+    arguments of `load_model`.
 
     Raises:
-        TypeError: a spectral TransformerLens model.
-        ValueError: spectral parameters alone; or backend="bridge" for a whole model, of which there is no bridge.
+        TypeError: a spectral TransformerLens model, which needs no loading.
+        ValueError: a file of spectral parameters alone; or backend="bridge" for a whole model, which has no bridge.
         ImportError: a whole model on TransformerLens 4, which has no HookedTransformer.
-        FileNotFoundError: a folder without its file, or whose base is not there.
-        IncompatibleCheckpoint, BadWeights: files that are damaged, of two saves or another version, or a model that
-            computes something else than the one that was saved.
+        FileNotFoundError: a folder without its file, or without the model that its parameters belong to.
+        IncompatibleCheckpoint, BadWeights: files that are damaged, of two saves or of another version, or a model that
+            computes other numbers than the saved model.
 
-    and, of a base, the errors of `load_model`, with the names of folder and base.
+    Errors of `load_model` for the underlying model are raised with the names of the folder and of that model.
     """
-    if isinstance(given, Source):
-        return _load_saved(given, options)
-    if not is_spectral_object(given):
-        raise TypeError(f"this {type(given).__name__} is a spectral TransformerLens model already: use it as it is")
-    spectral = to_spectral(load_model(plain_object(given), **options), **options_of(given))
-    spectral.spectral.load_state_dict(given.spectral.state_dict())
+    if isinstance(model, Source):
+        return _load_saved(model, options)
+    if not is_spectral_object(model):
+        raise TypeError(
+            f"this {type(model).__name__} is a spectral TransformerLens model already: use it as it is, without "
+            "load_model"
+        )
+    spectral = to_spectral(load_model(plain_object(model), **options), **options_of(model))
+    spectral.spectral.load_state_dict(model.spectral.state_dict())
     return spectral
 
 
 def _load_saved(source: Source, options: dict[str, Any]) -> Any:
+    """Return the model of a saved folder or file: a whole spectral model, or an ordinary model made spectral.
+
+    `source`: where it is saved. `options`: the arguments of `load_model` except the model. Raises FileNotFoundError,
+    ValueError or IncompatibleCheckpoint if the folder is incomplete, has parameters alone, or mixes two saves.
+    """
     path = Path(source.location)
     config = read_config(path)
     file = spectral_file_of(path) if config is None else parameters_file(path)
@@ -112,7 +132,8 @@ def _load_saved(source: Source, options: dict[str, Any]) -> Any:
         )
     if config.get("sha256") != identity["sha256"]:
         raise IncompatibleCheckpoint(
-            f"{path / SPECTRAL_CONFIG} and {file} are of two saves, so that the base is not known: save the model again"
+            f"{path / SPECTRAL_CONFIG} and {file} come from two different saves, so the base is unknown: save the "
+            "model again"
         )
     name = _base_of(path, config)
     if options["tokenizer"] is None:
@@ -128,6 +149,11 @@ def _load_saved(source: Source, options: dict[str, Any]) -> Any:
 
 
 def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
+    """Return a whole `SpectralHookedTransformer` from its file, in evaluation mode.
+
+    `source`: where the model came from, noted in it. `saved`: tensors, options and identity of the file, from
+    `read_file`. `options`: the arguments of `load_model` except the model.
+    """
     # It imports TransformerLens.
     from tlspectral.spectral_rope.spectral_hooked_transformer import (
         SpectralHookedTransformer,
@@ -138,10 +164,10 @@ def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options
     (tensors, record, identity), dtype, tokenizer = saved, options["dtype"], options["tokenizer"]
     if options["backend"] == "bridge":
         raise ValueError(
-            f'{file.parent} holds a SpectralHookedTransformer, of which there is no bridge: leave backend="bridge" out'
+            f'{file.parent} holds a SpectralHookedTransformer, which has no bridge: leave backend="bridge" out'
         )
     tokenizer = find_tokenizer(source, file.parent, None) if tokenizer is None else tokenizer
-    unmade = f"{file} describes no model that this version of TransformerLens makes"
+    unmade = f"{file} describes no model that this version of TransformerLens can build"
     with copied_tokenizer(tokenizer) as own_tokenizer, refusing(unmade):
         model = SpectralHookedTransformer.from_save(record, tensors, own_tokenizer)
     model.to(options["device"], print_details=False)
@@ -157,7 +183,11 @@ def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options
 
 
 def _base_of(folder: Path, config: dict[str, Any]) -> str:
-    """Return the hub id or folder of the base that `spectral_config.json` names."""
+    """Return the hub name or folder of the ordinary model that the config of a saved folder names.
+
+    Raises IncompatibleCheckpoint if it names none, or a folder of spectral parameters; FileNotFoundError for a missing
+    folder.
+    """
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str):
         raise IncompatibleCheckpoint(f"{folder / SPECTRAL_CONFIG} names no base: save the model again")
@@ -171,7 +201,7 @@ def _base_of(folder: Path, config: dict[str, Any]) -> str:
         )
     if (Path(name) / SPECTRAL_CONFIG).is_file():
         raise IncompatibleCheckpoint(
-            f"{folder / SPECTRAL_CONFIG} names {name} as the base, which holds spectral parameters and no base: name "
-            "the folder of the model that they were learned on there"
+            f"{folder / SPECTRAL_CONFIG} names {name} as the base, which holds spectral parameters and no base: write "
+            "there the folder of the model on which the parameters were learned"
         )
     return name

@@ -1,4 +1,4 @@
-"""`merge`: an ordinary model that computes the same as a spectral one, where there is one."""
+"""`merge`: turn a spectral model into an ordinary model that computes the same."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -29,24 +29,33 @@ _KEEP = "keep the model with save_pretrained"
 
 
 def merge(model: Any) -> Any:
-    """Return a new model of the base's kind, with gain and phase folded into W_Q and its bias: the same function.
+    """Turn a spectral model into an ordinary model with the same output, by folding gain and phase into W_Q.
 
-    Per query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`: W_Q takes both up. `omega` it cannot: no
-    weights of an ordinary model can hold it. The config of a model of transformers can, where all heads of all layers
-    share it (`scope="model"`): as the factors of LongRoPE, the same for short and long texts.
+    >>> import tlspectral as tls
+    >>> from tlspectral.spectral_rope import merge
+    >>> type(merge(tls.to_spectral(tls.load_model("tiny-rope")))).__name__
+    'TransformerBridge'
+
+    For each query head and rotary pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`, and the same for the bias.
+    Learned frequencies cannot be folded into weights. Only the config of a Hugging Face model can hold them, and only
+    if all heads of all layers share them (`scope="model"`): as LongRoPE factors, equal for short and long texts.
 
     Args:
-        model: what `to_spectral` or `SpectralHookedTransformer` made; it is left as it is.
+        model: made by `tls.to_spectral` or `SpectralHookedTransformer`. It is not changed.
 
     Returns:
-        A TransformerBridge, HookedTransformer or model of transformers with weights of its own. In a bridge that splits
-        a joint projection (NeoX) the split query weights are changed, as they are by training it.
+        A TransformerBridge, HookedTransformer or Hugging Face model, like the model that was made spectral, with its
+            own weights. If a bridge holds W_Q apart from a joint QKV matrix (GPT-NeoX), only the separate W_Q is
+            changed.
 
     Raises:
-        TypeError: not a spectral model.
-        ValueError: a frequency has moved, and nothing in an ordinary model of this kind holds it; the message says why.
-        UnsupportedArchitecture: a query norm stands between W_Q and a gain or phase that has moved, or the merged model
-            does not compute what the spectral one does.
+        TypeError: the model is not spectral.
+        ValueError: a frequency has changed since the start, and an ordinary model of this kind cannot hold it; the
+            message says why.
+        UnsupportedArchitecture: a query norm stands between W_Q and a changed gain or phase, or the merged model
+            computes other logits.
+
+    Logits of both models are compared on a short prompt, up to rounding.
     """
     layers = layers_of(model)
     of_transformers = is_spectral_object(model)
@@ -54,7 +63,8 @@ def merge(model: Any) -> Any:
         for index, module in layers.items():
             _require_unmoved(index, module, _keep(model))
     merged = plain_object(model) if of_transformers else _copy_without_rotations(model)
-    target = attention_view(load_model(merged) if of_transformers else merged)  # on the same storage
+    # The view of `target` shares its weights with `merged`.
+    target = attention_view(load_model(merged) if of_transformers else merged)
     for index, module in layers.items():
         raw = target.raw(index)
         _require_foldable(index, module, _keep(model), normed=raw.q_norm is not None)
@@ -68,13 +78,14 @@ def merge(model: Any) -> Any:
         merged = _with_frequencies(merged, target, layers)
         _require_equal(lambda: logits_of(model, tokens), lambda: logits_of(merged, tokens))
         return merged
-    given = attention_view(model)
-    with without_hooks(merged, target.hook_points), without_hooks(model, given.hook_points):
-        _require_equal(lambda: whole_logits(given, tokens), lambda: whole_logits(target, tokens))
+    view = attention_view(model)
+    with without_hooks(merged, target.hook_points), without_hooks(model, view.hook_points):
+        _require_equal(lambda: whole_logits(view, tokens), lambda: whole_logits(target, tokens))
     return merged
 
 
 def _copy_without_rotations(model: Any) -> Any:
+    """Return a copy of a spectral TransformerLens model without learned rotations; its weights require gradients."""
     rotated = model.rotated if isinstance(model, SpectralModel) else model
     merged = deep_copy(rotated, {})
     swap_back(merged)
@@ -87,29 +98,39 @@ def _copy_without_rotations(model: Any) -> Any:
 
 
 def _keep(model: Any) -> str:
+    """Return advice for error messages: how to save this model while it stays spectral."""
     return "keep the model with save_spectral" if isinstance(model, SpectralModel) else _KEEP
 
 
 def _require_unmoved(layer: int, module: SpectralRoPE, keep: str) -> None:
+    """Raise ValueError if a frequency of the layer differs from its start.
+
+    `keep`: advice at the end of the message.
+    """
     moved = module.shift_by_head().abs()
     if bool((moved > 0).any()):
         head, pair = divmod(int(moved.argmax()), moved.shape[1])
         raise ValueError(
-            f"layer {layer}: omega has moved (most in head {head}, pair {pair}: by {float(moved.max()):.1e} radians a "
-            f"token), and no weights of an ordinary model can hold that; set omega back, or {keep}"
+            f"layer {layer}: omega has moved (most in head {head}, pair {pair}: by {float(moved.max()):.1e} radians "
+            f"per token), which the weights of an ordinary model cannot hold: set omega back to its start, or {keep}"
         )
 
 
 def _require_foldable(layer: int, module: SpectralRoPE, keep: str, *, normed: bool) -> None:
+    """Raise UnsupportedArchitecture if the layer has a query norm and a gain other than 1 or a phase other than 0.
+
+    `normed`: True if the layer has a query norm. `keep`: advice at the end of the message.
+    """
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())
     if normed and acts:
         raise UnsupportedArchitecture(
-            f"layer {layer}: a query norm stands between W_Q and the spectral gain and phase, so they do not "
-            f"fold; {keep}"
+            f"layer {layer}: a query norm stands between W_Q and the spectral gain and phase, so they cannot be folded "
+            f"into W_Q: {keep}"
         )
 
 
 def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) -> None:
+    """Raise UnsupportedArchitecture unless the two functions return the same logits up to rounding."""
     with torch.no_grad():
         expected, logits = run(), run_merged()
     # Rounding of the folded weights: 3e-6 of the largest logit in float32. If a weight was not reached, the error is
@@ -118,25 +139,27 @@ def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) 
     worst = float((logits - expected).abs().max())
     if not worst <= allowed:
         raise UnsupportedArchitecture(
-            f"the merged model's logits differ from the spectral model's by {worst:.1e}: this backend does not compute "
-            "queries from the weights that it shows"
+            f"the merged model's logits differ from the spectral model's by {worst:.1e}, because this backend does not "
+            "compute queries from the weights that it shows: keep the spectral model"
         )
 
 
 def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Any:
-    """Return a model with the weights of `plain` whose config has the learned frequencies; itself if none has moved.
+    """Return a Hugging Face model with the weights of `plain` and the learned frequencies in its config.
 
-    `view` is the view of `plain`, which has the frequencies that were learned from. Raises ValueError where the config
-    cannot hold them.
+    `view`: view of `plain`, which still has the frequencies of the start. `layers`: the learned modules by layer.
+    Returns `plain` itself if no frequency has changed. Raises ValueError if the config cannot hold the frequencies.
     """
     if not any(bool(module.shift_by_head().any()) for module in layers.values()):
         return plain
     omega = _shared(view, layers)
     settings = getattr(plain.config, "rope_parameters", None) or {}
     if "rope_theta" not in settings:
-        raise ValueError(f"{type(plain.config).__name__} has no single set of rotary settings to put omega in; {_KEEP}")
+        raise ValueError(
+            f"{type(plain.config).__name__} has no single set of rotary settings that could hold omega: {_KEEP}"
+        )
     rotary = view.rotary(next(iter(layers)))
-    # LongRoPE divides the frequencies of the plain base by these; a text of any length has the same ones.
+    # LongRoPE divides the frequencies of the plain base by these factors, which are the same for any length of text.
     plain_theta = settings["rope_theta"] ** (-torch.arange(len(omega), dtype=torch.float64) / len(omega))
     factors = (plain_theta / omega).tolist()
     config = copy.deepcopy(plain.config)
@@ -150,12 +173,16 @@ def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, Spec
         "original_max_position_embeddings": config.max_position_embeddings,
         **{name: value for name, value in settings.items() if name == "partial_rotary_factor"},
     }
-    other = type(plain)(config).to(plain.dtype).to(plain.device)
-    other.load_state_dict(plain.state_dict())
-    return other.train(plain.training)
+    merged = type(plain)(config).to(plain.dtype).to(plain.device)
+    merged.load_state_dict(plain.state_dict())
+    return merged.train(plain.training)
 
 
 def _shared(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Float64[Tensor, "pairs"]:
+    """Return the learned frequencies [pairs], in radians per token, that all heads of all layers share.
+
+    Raises ValueError if they differ, or if one is 0, which the config cannot express.
+    """
     first: Tensor | None = None
     for index in view.layers:
         geometry = spectral_geometry(view.rotary(index), layers.get(index))
@@ -163,12 +190,12 @@ def _shared(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Float64[
             continue
         omega = geometry.theta.expand(view.n_heads(index), -1)
         first = omega[0] if first is None else first
-        # Frequencies of the config are read back in float32.
+        # The config's frequencies are read back in float32.
         if not torch.allclose(omega, first.expand_as(omega), rtol=1e-6, atol=0):
             raise ValueError(
-                f"layer {index} has frequencies of its own, or its heads have, and the config of a model has one set "
-                f'for all: learn them with scope="model", or {_KEEP}'
+                f"layer {index} has frequencies of its own, or its heads have, but a model's config has one set for "
+                f'all heads: learn them with scope="model", or {_KEEP}'
             )
     if first is None or bool((first == 0).any()):
-        raise ValueError(f"a frequency is 0, which no factor of the config gives; {_KEEP}")
+        raise ValueError(f"a frequency is 0, which the config's factors cannot express: {_KEEP}")
     return first

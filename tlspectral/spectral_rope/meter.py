@@ -1,4 +1,4 @@
-"""How far learned frequencies have turned from their start over a context, in radians, and a Trainer callback of it."""
+"""Largest angle by which learned frequencies have changed over a context, and a Trainer callback that logs it."""
 
 import warnings
 from typing import Any
@@ -11,10 +11,10 @@ WARN_ABOVE = 0.5
 
 
 def omega_shift(model: Any, context: int) -> float:
-    """Return the largest |change of omega| times `context`, in radians: how far a pair has turned at that distance.
+    """Return the largest rotation, in radians, that learned frequencies add at a distance of `context` tokens.
 
-    At 0.5 a trained head's attention at the far end of its context is already another: the cosine of the angle has
-    lost an eighth.
+    It is the largest |change of a frequency| (omega, radians per token) times `context`. Use it in training, to see
+    whether a model is still a small change of the model it was made from.
 
     >>> import tlspectral as tls
     >>> from tlspectral.spectral_rope import omega_shift
@@ -22,32 +22,60 @@ def omega_shift(model: Any, context: int) -> float:
     0.0
 
     Args:
-        model: what `to_spectral` or `SpectralHookedTransformer` made.
-        context: tokens.
+        model: made by `tls.to_spectral` or `SpectralHookedTransformer`.
+        context: distance in tokens, usually the longest text that the model reads.
 
-    Raises TypeError for a model that is not spectral.
+    Returns:
+        A float in radians, 0 at the start. At 0.5 a trained head's attention at the far end of its context already
+            differs: the cosine of the angle has lost an eighth.
 
-    What it does not establish: that a change is harmful, or that one is learned. It says when the model at hand is no
-    longer a small change of the one that it was made from.
+    Raises:
+        TypeError: the model is not spectral.
+
+    Not established: that a change is harmful, or that it was learned for a reason.
     """
     return max(float(module.shift_by_head().abs().max()) for module in layers_of(model).values()) * context
 
 
 class OmegaMeter(TrainerCallback):
-    """Put `omega_shift` into the log of a `transformers.Trainer`, and warn once when it passes 0.5 radians.
+    """Trainer callback that logs how far learned rotary frequencies have changed, and warns once above 0.5 radians.
 
-    The record is `omega_shift` in `trainer.state.log_history`, beside the loss.
+    The number is `omega_shift`: the largest |change of a frequency| times `context`, in radians, which is the largest
+    rotation added at that distance. Use it when a `transformers.Trainer` trains a model of `tls.to_spectral`:
+
+        from tlspectral.spectral_rope import OmegaMeter
+
+        trainer = Trainer(spectral, args, train_dataset=data, callbacks=[OmegaMeter(1024)])
+        trainer.train()
+        [record.get("omega_shift") for record in trainer.state.log_history]
+
+    >>> from tlspectral.spectral_rope import OmegaMeter
+    >>> OmegaMeter(context=1024).context
+    1024
 
     Args:
-        context: tokens of the longest text that the model is to read.
+        context: distance in tokens: the longest text that the model will read.
+
+    The value stands in each record of `trainer.state.log_history`, as `"omega_shift"` beside the loss.
+
+    Raises:
+        TypeError: at the first log of the Trainer, if its model was not made by `to_spectral` (or is not a
+            `SpectralHookedTransformer`).
+
+    Not established: that a change is harmful, or that it was learned for a reason.
     """
 
     def __init__(self, context: int):
         self.context = context
         self._warned = False
 
-    def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **named: Any) -> None:
-        """Add the number to what is logged. Called by the Trainer."""
+    def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
+        """Add `omega_shift` (radians) to the log record, and warn once if it exceeds 0.5.
+
+        The Trainer calls this method.
+
+        Raises TypeError if `model` has no learned rotations.
+        """
         shift = omega_shift(model, self.context)
         for record in (logs, *state.log_history[-1:]):
             if record is not None:
@@ -55,8 +83,8 @@ class OmegaMeter(TrainerCallback):
         if shift > WARN_ABOVE and not self._warned:
             self._warned = True
             warnings.warn(
-                f"at step {state.global_step} a learned frequency turned by {shift:.2f} radians over {self.context} "
-                "tokens: attention at that distance is no longer that of the model at the start; a lower rate for the "
-                "frequencies (parameter_groups) keeps it closer",
+                f"at step {state.global_step} a learned frequency has changed by {shift:.2f} radians over "
+                f"{self.context} tokens, so attention at that distance differs from the starting model: give "
+                "frequencies a lower rate (parameter_groups) to stay closer",
                 stacklevel=2,
             )

@@ -39,26 +39,28 @@ PROBE_LENGTH = 8
 
 
 def _moved(place: Any) -> Any:
+    """Return a method that moves a model to the device, or converts it to the dtype, `place`."""
     return lambda model: model.to(place)
 
 
 class SpectralModel(nn.Module):
     """A copy of a TransformerBridge or HookedTransformer whose queries and keys have learnable rotations.
 
-    Made by `to_spectral`. Calls, `run_with_cache`, `run_with_hooks`, `hooks`, `generate`, `cfg`, `tokenizer`, weights
-    and everything else are the copy's, key/value caches, `position_ids`, gradient checkpointing, threads and
-    torch.compile included; parameters and state dict also have `spectral.{layer}.log_omega_shift` (or `.omega`),
-    `.phase` and `.gain`. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks there see the
-    gradient behind the spectral rotation); scores and patterns are the spectral model's.
+    `tls.to_spectral(model)` makes it. It works like the copied model: calls, `run_with_cache`, `run_with_hooks`,
+    `hooks`, `generate`, `cfg`, `tokenizer`, key/value caches, `position_ids`, gradient checkpointing, threads and
+    torch.compile. Parameters and state dict also have `spectral.{layer}.log_omega_shift` (or `.omega`), `.phase` and
+    `.gain`. Hooks at `hook_q` and `hook_k` see activations before the learned rotation (backward hooks there see the
+    gradient after it). Scores and patterns include the rotation.
 
     Attributes:
-        base: the model that it was made from, which is left as it is.
-        spectral: one `SpectralRoPE` by layer.
+        base: the model from which it was made; it is not changed.
+        rotated: the copy that runs, with its rotations.
+        spectral: the `SpectralRoPE` modules, as a ModuleDict from the layer's number (as text).
     """
 
     def __init__(self, base: Any, rotated: Any, layers: nn.ModuleDict):
         super().__init__()
-        self.__dict__["base"] = base  # no submodule: what is done to all modules is not done to it
+        self.__dict__["base"] = base  # not a submodule: calls on all modules, such as `to`, must not reach it
         self.rotated = rotated
         self.spectral = layers
         self.training = base.training
@@ -84,36 +86,37 @@ class SpectralModel(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if hasattr(self.rotated, "original_model"):
             raise TypeError(
-                "a spectral bridge cannot be pickled, as no TransformerBridge can: keep its parameters by "
+                "a spectral bridge cannot be pickled, like any TransformerBridge: keep its parameters by "
                 "save_spectral, or its state_dict()"
             )
         return super().__reduce_ex__(protocol)
 
-    def save_pretrained(self, *given: Any, **named: Any) -> None:
-        """Refuse by TypeError: the wrapped model would be saved without its rotations, by names that nothing reads."""
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Raise TypeError: the copied model would be saved without its rotations, by names that nothing reads."""
         raise TypeError(
             f"a spectral {type(self.rotated).__name__} has no save_pretrained: keep its parameters by save_spectral, "
-            "or give to_spectral the model of transformers, which has one"
+            "or give to_spectral the model of transformers, whose spectral model has save_pretrained"
         )
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """Run as the base's forward pass does."""
-        return self.rotated(*given, **named)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the copied model's forward pass with the learned rotations, and return its output."""
+        return self.rotated(*args, **kwargs)
 
     @uninterrupted
-    def hooks(self, *given: Any, **named: Any) -> Iterator[SpectralModel]:
-        """Do as the base's method, but yield this model."""
-        with self.rotated.hooks(*given, **named):
+    def hooks(self, *args: Any, **kwargs: Any) -> Iterator[SpectralModel]:
+        """Place hooks in a `with` block like the copied model's method, and yield this model."""
+        with self.rotated.hooks(*args, **kwargs):
             yield self
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the learnable frequencies, phases and gains alone."""
+        """Return the learnable frequencies, phases and gains, without the model's weights."""
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer as it acts now: frequencies per head, gain, phase; None without rotary.
+        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head.
 
-        With `live`, gradients pass through gain and phase to the spectral parameters.
+        The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
+        to the spectral parameters.
         """
         own = attention_view(self.rotated).rotary(layer)
         return spectral_geometry(own, by_layer(self.spectral).get(layer), live=live)
@@ -121,37 +124,43 @@ class SpectralModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters of the copied model by its own names, then the spectral ones."""
+        """Yield (name, parameter): the copied model's parameters, then the spectral ones as `spectral.{layer}...`."""
         before = f"{prefix}." if prefix else ""
         yield from self.rotated.named_parameters(prefix, recurse, remove_duplicate)
         yield from self.spectral.named_parameters(f"{before}spectral", recurse, remove_duplicate)
 
-    def state_dict(self, *given: Any, **named: Any) -> Any:
-        """Return the state of the copied model and the spectral parameters; by torch's rules inside another module."""
-        if given or named.get("destination") is not None or named.get("prefix"):
-            return super().state_dict(*given, **named)
-        options = {"keep_vars": named.get("keep_vars", False)}
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the weights of the copied model and the spectral parameters in one dict.
+
+        With a destination or prefix, as inside another module, the names follow torch's rules.
+        """
+        if args or kwargs.get("destination") is not None or kwargs.get("prefix"):
+            return super().state_dict(*args, **kwargs)
+        options = {"keep_vars": kwargs.get("keep_vars", False)}
         return dict(self.rotated.state_dict(**options)) | self.spectral.state_dict(prefix=_PREFIX, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load what `state_dict` returned; the rest goes to the copied model. Raises RuntimeError as torch does."""
+        """Load a dict that `state_dict` returned; names without `spectral.` go to the copied model.
+
+        Raises RuntimeError, as torch does, for missing or unknown names and other shapes.
+        """
         spectral = {name.removeprefix(_PREFIX): value for name, value in state_dict.items() if name.startswith(_PREFIX)}
         base = {name: value for name, value in state_dict.items() if not name.startswith(_PREFIX)}
         self.spectral.load_state_dict(spectral, strict=strict, assign=assign)
         return self.rotated.load_state_dict(base, strict=strict, **({"assign": True} if assign else {}))
 
-    def to(self, *given: Any, **named: Any) -> SpectralModel:
-        """Move to a device or precision."""
-        self.rotated.to(*given, **named)
-        named.pop("print_details", None)
-        self.spectral.to(*(value for value in given if not isinstance(value, bool)), **named)
+    def to(self, *args: Any, **kwargs: Any) -> SpectralModel:
+        """Move the model to a device or precision and return it."""
+        self.rotated.to(*args, **kwargs)
+        kwargs.pop("print_details", None)
+        self.spectral.to(*(value for value in args if not isinstance(value, bool)), **kwargs)
         return self
 
     def cuda(self, device: Any = None) -> SpectralModel:
-        """Move to a GPU, as `to`."""
+        """Move the model to a GPU, the default GPU or the given one, and return it."""
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
-    # As `to`, where torch would leave the config of the copied model as it was.
+    # These call `to`, because torch's own methods would not update the config of the copied model.
     cpu, mps = _moved("cpu"), _moved("mps")
     float, double = _moved(torch.float32), _moved(torch.float64)
     half, bfloat16 = _moved(torch.float16), _moved(torch.bfloat16)
@@ -169,53 +178,42 @@ def to_spectral(
     seed: int = 0,
     share_weights: bool = True,
 ) -> Any:
-    """Make a new model with learnable frequency, amplitude and phase per rotary pair ("Bifocal Attention", section 3).
+    """Copy a model and make frequency, amplitude and phase of its rotary pairs learnable ("Bifocal Attention").
 
     >>> import tlspectral as tls, torch
     >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(2, 9)[None]
     >>> tls.to_spectral(model)(tokens).equal(model(tokens))
     True
 
-    BA's "surgical integration": the model's own inverse frequencies (rope scaling included) are the start, and the new
-    model's logits are checked to be the old one's to the bit. The argument is left as it was. With `heads` and
-    `frequencies` some pairs are spectral and the rest stay geometric: BA's two modalities in one model. Train it with
-    `torch.optim.AdamW(tlspectral.spectral_rope.parameter_groups(spectral, lr=1e-3))`, where frequencies have a rate of
-    their own.
+    The copy starts with the model's own frequencies, and its logits are checked to be equal bit by bit. Train it with
+    `torch.optim.AdamW(tls.spectral_rope.parameter_groups(spectral, lr=1e-3))`.
 
     Args:
-        model: with rotary positions: a TransformerBridge or HookedTransformer, folded or not, or a causal language
-            model of transformers.
-        scope: `"head"`, `"group"` (of query heads that share keys), `"layer"` or `"model"`: what shares parameters.
-        heads: (layer, head) pairs or a DataFrame with these columns; None for all. Whole groups of heads that share
-            keys.
-        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them; None for all.
-        log_omega: learn the logarithm of each frequency against its start, so that a step is relative; see
-            `SpectralRoPE`. With `False` the frequency itself is learned and may reach 0 or change its sign, but at
-            AdamW's default rate one step then undoes what slow pairs do in a long context.
-        shared_phase, phase_noise: see `SpectralRoPE`.
-        seed: of the phase noise.
-        share_weights: the new model's weights lie where the given model's do, and are frozen: an optimizer given all
-            its parameters trains the spectral ones alone. With requires_grad_ on others, or a state dict loaded, both
-            models change. False: weights of its own, which ask for a gradient as the model's do.
+        model: TransformerBridge, HookedTransformer or causal language model of transformers, with rotary positions.
+        scope: heads that share parameters: "head" (default: each has its own), "group" (query heads that share keys),
+            "layer" or "model".
+        heads: heads that learn: "L5H1", (5, 1), "L5", a list, or a DataFrame; all heads that share keys. Default: all.
+        frequencies: rotary pairs that learn, by index (0 is the model's first) or as a boolean mask. Default: all.
+        log_omega: True (default) learns the logarithm of a frequency, so steps are relative. False learns the frequency
+            itself, which may reach 0 or change its sign.
+        shared_phase: True turns queries and keys by the phase, which cancels in every score. Default: False, queries
+            only.
+        phase_noise: standard deviation of the phase at the start, radians. Default: 0. seed: of the noise. Default: 0.
+        share_weights: True (default) uses the given model's weights, frozen. False: weights of its own, which train.
 
     Returns:
-        A `SpectralModel`; of a model of transformers, one of its own class, with the spectral parameters in its
-        attention modules (`{attention}.spectral.log_omega_shift`). It trains (`labels=`, Trainer, gradient
-        checkpointing, torch.compile), generates and is copied as that does; `save_pretrained` writes the spectral
-        parameters and the name of the base (its weights, where they are others than that name means), which
-        `load_spectral` and `load_model` read. One cached step is compared with an uncached pass; where they differ, a
-        warning says so, and it generates without a key/value cache.
+        A `SpectralModel`, used like the given model; for a model of transformers, a model of its own class. If
+            generation with a key/value cache fails a check, a warning is given and the model generates without a cache.
 
     Raises:
-        UnsupportedArchitecture, BadWeights: no rotary positions, or a layer cannot be read, or (of transformers) it
-            rotates in another way; the message names it.
-        BadHead: a head that does not exist.
-        ValueError: a model that is spectral already, choices that do not fit the model, a noise or seed that is no
-            finite number, or torch.inference_mode.
-        EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
-        ScoreMismatch: the logits at the start are not the model's own to the bit.
+        UnsupportedArchitecture, BadWeights: no rotary positions, an unreadable layer, or another rotation function.
+        BadHead: a head does not exist.
+        ValueError: the model is spectral already, an argument does not fit it, or torch.inference_mode is on.
+        EditNotHonored: the model ignores queries or keys that are rotated at its hook points.
+        ScoreMismatch: the logits at the start differ from the model's own.
 
-    What it does not establish: that the model gains by it. That takes a matched run of the model as it was.
+    Not established: that the model gains by it; compare with a matched run of the unchanged model. More:
+    docs/training.md.
     """
     if is_spectral_object(model) or getattr(model, "spectral_geometry", None) is not None:
         advice = "make the new one from its .base" if hasattr(model, "base") else "train it as it is"
@@ -256,11 +254,15 @@ def to_spectral(
 
 
 def _bridge_of(model: Any) -> Any:
-    """Return a bridge of a model of transformers, whose layers are read and which does not generate."""
+    """Return a bridge of a Hugging Face model, for reading its layers; it cannot generate."""
     return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
 
 
 def _copied(model: Any, *, shared: bool) -> Any:
+    """Return a copy of a TransformerLens model without its hooks.
+
+    `shared`: True puts the given model's own weights, frozen, into the copy; False copies the weights.
+    """
     tokenizer = getattr(model, "tokenizer", None)
     memo: dict[int, Any] = {id(tokenizer): tokenizer}
     for root in (model, getattr(model, "original_model", model)) if shared else ():
@@ -283,12 +285,17 @@ def _prove(
     d_vocab: int,
     identical: bool,
 ) -> None:
-    """Run both models once: their logits must be equal, and must depend on every rotated query and key."""
+    """Raise unless the spectral model's logits depend on every rotated query and key and equal the ordinary model's.
+
+    `run`, `run_base`: functions from tokens to logits of the spectral and the ordinary model. `layers`: learned
+    modules. `identical`: False leaves out the comparison of logits, for a random start. Raises EditNotHonored for a
+    rotation without effect, ScoreMismatch for other logits.
+    """
     tokens = probe_tokens(d_vocab, PROBE_LENGTH)
     rotated: dict[tuple[int, str], Tensor] = {}
 
-    def keep(layer: int, module: Any, given: tuple[Any, ...], output: Float[Tensor, "batch pos heads d_head"]) -> None:
-        rotated[layer, given[2]] = output
+    def keep(layer: int, module: Any, inputs: tuple[Any, ...], output: Float[Tensor, "batch pos heads d_head"]) -> None:
+        rotated[layer, inputs[2]] = output
 
     modules = by_layer(layers)
     keeping = [(module.register_forward_hook, partial(keep, layer)) for layer, module in modules.items()]
@@ -305,12 +312,12 @@ def _prove(
     if missing:
         layer, side = missing[0]
         raise EditNotHonored(
-            f"layer {layer}: the model does not use a {side} that is rotated there, so it cannot be made spectral on "
-            "this backend"
+            f"layer {layer}: the model does not use a {side} that is rotated at its hook point, so it cannot be made "
+            "spectral on this backend: try another backend, or the model of transformers"
         )
     if identical and not torch.equal(logits, base_logits):
         worst = float((logits.detach() - base_logits).abs().max())
         raise ScoreMismatch(
-            f"the spectral model's logits at the start differ from the model's own by {worst:.1e}, so it is not "
-            "returned; is the model deterministic?"
+            f"the spectral model's logits at the start differ from the model's own by {worst:.1e}: check that the "
+            "model is deterministic, for example that two calls give equal logits"
         )

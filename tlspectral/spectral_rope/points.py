@@ -1,9 +1,9 @@
-"""Rotations that stand in a TransformerLens model for good, at the hook points of its queries and keys.
+"""Permanent rotations at the hook points of queries and keys in a TransformerLens model.
 
-Rotations commute, so the residual acts where queries and keys are made (`hook_q`, `hook_k`), before the model's own
-rotation. After a query/key norm, which does not commute with a gain per column, it acts after the model's own rotation
-(`hook_rot_q`, `hook_rot_k`). It is part of the hook point and not a hook: hooks see what they see without it, whenever
-they were added, and taking them off leaves it.
+Rotations commute. The residual rotation therefore acts where queries and keys are made (`hook_q`, `hook_k`), before the
+model's own rotation. A query/key norm does not commute with a gain per column; there it acts after the model's own
+rotation (`hook_rot_q`, `hook_rot_k`). The rotation belongs to the hook point and is not a hook: hooks see activations
+before it, whenever they were added, and removing hooks does not remove it.
 """
 
 import threading
@@ -17,20 +17,22 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.spectral_rope.module import Side, SpectralRoPE
 from tlspectral.spectral_rope.swapped import Swapped, swap
 
-# Positions of the new tokens of the attention module that a thread is in. Attention modules pass them to no hook point.
+# For each thread: positions of the new tokens in the running attention module, which does not pass them to hook points.
 _inside = threading.local()
 
 
 class RotatedPoint(Swapped):
-    """A hook point that rotates what passes, after its hooks.
+    """A hook point that rotates its activation after its hooks have run.
 
-    `rotation` holds the spectral module, in a tuple, so that it is no part of this one, the side, and the name.
+    `rotation`: (spectral module, "query" or "key", name of the hook point). The tuple keeps the module from becoming a
+    submodule.
     """
 
     rotation: tuple[SpectralRoPE, Side, str]
     hook_conversion: Any
 
     def _call_impl(self, x: Tensor) -> Tensor:
+        """Run the hooks on queries or keys `x`, and return the result with the learned rotation applied."""
         x = self.own._call_impl(self, x)
         rotary, side, name = self.rotation
         conversion = self.hook_conversion  # to heads in a dimension of their own
@@ -40,19 +42,23 @@ class RotatedPoint(Swapped):
 
 
 class PositionedAttention(Swapped):
-    """An attention module that tells the hook points in it where its tokens stand."""
+    """An attention module that stores the positions of its tokens for its hook points while it runs."""
 
-    def _call_impl(self, *given: Any, **named: Any) -> Any:
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the attention module and return its output; the positions of its tokens are stored meanwhile."""
         outer = getattr(_inside, "positions", None)
-        _inside.positions = _given_positions(self, given, named)
+        _inside.positions = _given_positions(self, args, kwargs)
         try:
-            return self.own._call_impl(self, *given, **named)
+            return self.own._call_impl(self, *args, **kwargs)
         finally:
             _inside.positions = outer
 
 
 def place(view: AttentionView, layers: dict[int, SpectralRoPE]) -> None:
-    """Put the rotations of every spectral layer into a model, in place."""
+    """Change a TransformerLens model in place: its hook points of queries and keys apply the learned rotations.
+
+    `layers`: the `SpectralRoPE` of each layer.
+    """
     points = view.model.hook_dict
     for index, rotary in layers.items():
         raw = view.raw(index)
@@ -64,27 +70,38 @@ def place(view: AttentionView, layers: dict[int, SpectralRoPE]) -> None:
         swap(view.blocks[index].module.attn, PositionedAttention)
 
 
-def _given_positions(attention: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, int]:
+def _given_positions(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+    """Return the positions of the new tokens of an attention call, and the number of tokens already in the cache.
+
+    `args`, `kwargs`: arguments of the attention module's call.
+    """
     tokens = next(
-        value for value in (*given, named.get("hidden_states"), named.get("query_input")) if isinstance(value, Tensor)
+        value for value in (*args, kwargs.get("hidden_states"), kwargs.get("query_input")) if isinstance(value, Tensor)
     )
-    cache, entry = named.get("past_key_values", named.get("layer_past")), named.get("past_kv_cache_entry")
+    cache, entry = kwargs.get("past_key_values", kwargs.get("layer_past")), kwargs.get("past_kv_cache_entry")
     if entry is not None:
         cached = int(entry.past_keys.shape[1])
     elif cache is None:
         cached = 0
     else:
         cached = cache.get_seq_length(attention.original_component.layer_idx)
-    positions = named.get("position_ids")
+    positions = kwargs.get("position_ids")
     if positions is None:
         positions = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)
     return positions, cached
 
 
 def _positions(length: int, name: str) -> Tensor:
+    """Return the positions of `length` queries or keys at the hook point `name`.
+
+    Raises EditNotHonored if the attention module is not running, or the number fits neither new nor all tokens.
+    """
     inside = getattr(_inside, "positions", None)
     if inside is None:
-        raise EditNotHonored(f"{name} ran outside of its attention module, so the positions of its tokens are unknown")
+        raise EditNotHonored(
+            f"{name} ran outside of its attention module, so the positions of its tokens are unknown: run the whole "
+            "attention module"
+        )
     positions, cached = inside
     if length == positions.shape[-1]:
         return positions

@@ -1,4 +1,4 @@
-"""Learning rates of a spectral model. An angle at distance N changes N times as fast as its frequency."""
+"""Learning rates of a spectral model: an angle at distance N changes N times as fast as its frequency."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tlspectral.errors import shown
 from tlspectral.spectral_rope.module import SpectralRoPE
 
 OMEGA_SHARE = 0.1
@@ -15,13 +16,7 @@ _FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
 
 
 def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None = None) -> list[dict[str, Any]]:
-    """Return groups of all that trains, for AdamW or the like: frequencies at a tenth of the rate of gain and phase.
-
-    AdamW moves every entry by about its rate in a step. A linear `omega` at 1e-3 rotates every pair by another radian
-    at distance 1,024, and so undoes what a trained model attends to there, most of all with its slow pairs.
-    Relative steps (`log_omega`, the default of `to_spectral`) spare the slow pairs, and a tenth of the rate keeps the
-    fastest within 0.1 radians a step there. The spectral groups have no weight decay: it would pull the parameters to
-    0 and not to their start.
+    """Return parameter groups for an optimizer such as AdamW, with a tenth of the learning rate for frequencies.
 
     >>> import torch
     >>> import tlspectral as tls
@@ -31,34 +26,37 @@ def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None
     >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
     [('gain_phase', 0.001), ('omega', 0.0001)]
     >>> with_weights = tls.to_spectral(tls.load_model("tiny-rope"), share_weights=False)
-    >>> [(group["name"], group["lr"]) for group in parameter_groups(with_weights, lr=1e-3, weights_lr=1e-4)]
-    [('gain_phase', 0.001), ('omega', 0.0001), ('weights', 0.0001)]
+    >>> [group["name"] for group in parameter_groups(with_weights, lr=1e-3, weights_lr=1e-4)]
+    ['gain_phase', 'omega', 'weights']
+
+    Frequencies need the lower rate because one step of AdamW at 1e-3 can undo the attention of a trained model at long
+    distances.
 
     Args:
-        spectral: what `to_spectral` or `SpectralHookedTransformer` made, or any module with `SpectralRoPE` modules.
-        lr: rate of gain and phase, and of the weights unless `weights_lr` is given.
-        weights_lr: rate of the weights.
+        spectral: made by `tls.to_spectral` or `SpectralHookedTransformer`, or any module with `SpectralRoPE` modules.
+        lr: learning rate of gain and phase; frequencies get a tenth.
+        weights_lr: learning rate of the weights. Default: `lr`.
 
     Returns:
-        `gain_phase`, `omega` and `weights`, with `name`, `params` and `lr`. `weights` are all other parameters; they
-        have the weight decay of the optimizer, the others 0. Parameters that ask for no gradient, and empty groups, are
-        left out: the weights of a model of `to_spectral` are frozen unless it is made with `share_weights=False`.
+        List of dicts with `name`, `params` and `lr`: groups `gain_phase`, `omega` (frequencies) and `weights` (all
+            other parameters). The first two have no weight decay; `weights` have the optimizer's. Parameters without
+            `requires_grad`, and empty groups, are left out.
 
     Raises:
-        ValueError: a rate that is no finite number from 0 up; or no spectral parameter asks for a gradient, or there
-            is none.
+        ValueError: a rate that is not a finite number from 0 up, or no spectral parameter that requires a gradient.
 
-    What it does not establish: that the rate suits a task. It keeps one step from undoing what was trained.
+    Not established: that the rate suits a task. It keeps one step from undoing earlier training. More:
+    docs/training.md.
     """
     weights_lr = lr if weights_lr is None else weights_lr
     for name, rate in (("lr", lr), ("weights_lr", weights_lr)):
         if not isinstance(rate, Real | Tensor) or isinstance(rate, bool) or not 0 <= float(rate) < math.inf:
-            raise ValueError(f"{name} is a learning rate, a finite number from 0 up; found {rate!r}")
+            raise ValueError(f"{name}= must be a learning rate, a finite number from 0 up; found {shown(rate)}")
     groups = rated_groups(spectral, lr, OMEGA_SHARE)
     if not groups:
         raise ValueError(
             f"no spectral parameter of this {type(spectral).__name__} asks for a gradient: make it with to_spectral, "
-            "or call requires_grad_() on what shall be trained"
+            "or call requires_grad_() on the parameters to train"
         )
     rated = {id(parameter) for group in groups for parameter in group["params"]}
     weights = [weight for weight in spectral.parameters() if weight.requires_grad and id(weight) not in rated]
@@ -66,7 +64,10 @@ def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None
 
 
 def rated_groups(model: nn.Module, lr: float, omega_share: float) -> list[dict[str, Any]]:
-    """Return the spectral groups, with `omega_share` of the rate for frequencies; an empty list if none trains."""
+    """Return the optimizer groups `gain_phase` (rate `lr`) and `omega` (frequencies, rate `omega_share * lr`).
+
+    A group is a dict with name, params, lr and weight_decay 0. Groups without a parameter that trains are left out.
+    """
     parameters_of: dict[str, dict[int, nn.Parameter]] = {"gain_phase": {}, "omega": {}}
     for module in model.modules():
         if not isinstance(module, SpectralRoPE):

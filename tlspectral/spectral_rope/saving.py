@@ -1,8 +1,8 @@
-"""Spectral models in a file of `spectral_file`, or in a folder with a config that says where the weights are.
+"""Save spectral models: one file of parameters, or a folder whose config tells where the weights are.
 
-A save never replaces another model: neither the base's own folder, nor one of another class or shape, nor files that no
-earlier save wrote. The base is named where the model of that name has the weights of the one that is saved; else its
-weights are stored in the folder `base`.
+A save never replaces another model: neither the base's own folder, nor a model of another class or shape, nor files
+that no earlier save wrote. The base is named if the model with that name has the weights of the saved model. Otherwise
+its weights are stored in the folder `base`.
 """
 
 import contextlib
@@ -41,51 +41,67 @@ from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
 
 SPECTRAL_CONFIG = "spectral_config.json"
-"""Config of a folder: the class of the model, the files of the save, and the base of spectral parameters alone."""
+"""Config of a folder: class of the model, files of the save and, for parameters alone, the base."""
 
 BASE = "base"
-"""Folder of the base's weights, where they are not the weights of a model that has a name."""
+"""Folder of the base's weights, if no model with a name has these weights."""
 
-# Beside weights, whose files the index names too: transformers' Trainer reads `model.safetensors` first, and alone.
+# Name of the parameters' file if weights are stored too. transformers' Trainer would read only `model.safetensors`.
+# With another name it reads the index, which lists both files.
 _BESIDE_WEIGHTS = "spectral_parameters.safetensors"
 
 ROTARY_TABLES = (".attn.rotary_sin", ".attn.rotary_cos")
-"""How names of the tables of rotary positions in a HookedTransformer end."""
+"""Ends of the names of rotary tables in a HookedTransformer."""
 
 
 def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write the spectral parameters of a model, and the options that they were made with, to a safetensors file.
+    """Write the spectral parameters and options of a model to a safetensors file, without the weights.
 
-    The weights are not in it: `load_spectral` takes a model that has them, and refuses another. A warning says if they
-    are no longer the weights of the model that `to_spectral` was given.
+    Spectral parameters are the learned rotary frequencies, phases and gains. `load_spectral` puts them back into a
+    model with the same weights.
+
+    >>> import tlspectral as tls, tempfile
+    >>> from tlspectral.spectral_rope import load_spectral, save_spectral
+    >>> model = tls.load_model("tiny-rope")
+    >>> file = f"{tempfile.mkdtemp()}/learned.safetensors"
+    >>> save_spectral(tls.to_spectral(model), file)
+    >>> spectral = load_spectral(model, file)
 
     Args:
-        model: what `to_spectral` or `SpectralHookedTransformer` made.
-        path: of the file; an older file of spectral parameters is replaced as a whole. Its names are
-            `{layer}.omega` (or `.log_omega_shift`), `.phase`, `.gain`; `.theta`, the model's own inverse frequencies,
-            and what else the rotation depends on; and `base`, a digest of the weights and log-probabilities as JSON.
+        model: made by `tls.to_spectral` or `SpectralHookedTransformer`. A warning is given if its weights have changed
+            since `to_spectral`.
+        path: the file. An older file of spectral parameters is replaced. Its tensors are `{layer}.omega` (or
+            `.log_omega_shift`), `.phase`, `.gain`, `.theta` (the model's own inverse frequencies), other settings of
+            the rotation, and `base`: a digest of the weights and log-probabilities, as JSON.
+
+    Returns:
+        None; the file has been written.
 
     Raises:
-        TypeError: not a spectral model.
-        FileExistsError: another file is at `path`, or the folder holds a model whose weights a file of that name is.
+        TypeError: the model is not spectral.
+        FileExistsError: another file is at `path`, or the folder holds a model and a file of this name would be read as
+            its weights.
         FileNotFoundError: the folder does not exist.
         OSError: the disk is full; the message names `path`, and an older file there stays.
     """
     layers_of(model)
     path = Path(path).expanduser()
     if path.is_file() and not holds_parameters(path):
-        raise FileExistsError(f"{path} is no file of spectral parameters, and is not replaced: give another name")
+        raise FileExistsError(
+            f"{path} exists and is not a file of spectral parameters, so it is not replaced: give another name"
+        )
     held = next((file for file in held_model(path.parent) if not holds_parameters(file)), None)
     if path.name in NAMES and held is not None:
         raise FileExistsError(
-            f"{path.parent} holds a model ({held.name}), of which {path.name} would be the weights: give another name"
+            f"{path.parent} holds a model ({held.name}), and {path.name} would be read as its weights: give another "
+            "name"
         )
     identity, base = identity_of(model), getattr(model, "base", None)
     if base is not None and weights_digest(plain_weights(base)) != identity["sha256"]:
         warn_caller(
-            f"the weights of this {type(model).__name__} are no longer those of its base, and {path} holds spectral "
-            "parameters alone, which will ask for a model with these weights: keep them too, by state_dict() or, of a "
-            "model of transformers, by save_pretrained"
+            f"the weights of this {type(model).__name__} have changed since it was made, and {path} holds spectral "
+            "parameters alone; load_spectral will need a model with the changed weights: save them too, by "
+            "state_dict() or, for a model of transformers, by save_pretrained"
         )
     with naming_file(path), whole_file(path) as partial:
         write_file(partial, path, tensors_of(model), options_of(model), identity)
@@ -103,15 +119,23 @@ def save_folder(
     base: Mapping[str, Any] | None = None,
     keep: tuple[Path, ...] = (),
 ) -> None:
-    """Write a file of a spectral model to a folder, what `beside` writes there, and the config.
+    """Write the file of a spectral model, further files and the config to a folder.
 
-    All is written before anything is replaced, and the config comes last. Where one file alone changes, as in a save of
-    a whole model over an earlier one, that is one step. `base` is what the config says of the base; `keep` are folders
-    of it that stay.
+    Everything is written before anything is replaced, and the config comes last. If only one file changes, the save is
+    one step.
+
+    Args:
+        model: the model; its class name goes into the config and the messages.
+        folder: the folder; it is made if it does not exist.
+        file: name of the model's file.
+        tensors: tensors of this file. record: its options, as a dict. identity: from `identity_of`.
+        beside: function that writes further files (such as a tokenizer) to the folder that it is given.
+        base: entries of the config about the ordinary model that the parameters belong to; None for a whole model.
+        keep: folders that stay although no longer listed.
 
     Raises:
-        FileExistsError: the folder holds another model, or a file of that name that no earlier save wrote.
-        OSError: a full disk; the message names the file, and what the folder held stays.
+        FileExistsError: the folder holds another model, or a file of the same name that no earlier save wrote.
+        OSError: a full disk; the message names the file, and the folder's earlier content stays.
     """
     path, name = Path(folder).expanduser(), type(model).__name__
     earlier = _files_of_earlier_save(path, name, file, tensors, record)
@@ -121,38 +145,40 @@ def save_folder(
         beside(partial)
         write_file(partial / file, path / file, tensors, record, identity)
         files = sorted(at.name for at in partial.iterdir())
-        changed = [each for each in files if each == file or not _equal_files(partial / each, path / each)]
-        other = next((path / each for each in changed if (path / each).exists() and each not in {*earlier, file}), None)
-        if other is not None:
+        changed = [entry for entry in files if entry == file or not _equal_files(partial / entry, path / entry)]
+        foreign = [path / entry for entry in changed if (path / entry).exists() and entry not in {*earlier, file}]
+        if foreign:
             raise FileExistsError(
-                f"{other}, which a save there would replace, is not of an earlier save: save to another folder"
+                f"{foreign[0]} would be replaced by this save, and no earlier save wrote it: save to another folder"
             )
         config = {"format": FORMAT, "model": name, **(base or {}), "files": files}
         with naming_file(path / SPECTRAL_CONFIG):
             (partial / SPECTRAL_CONFIG).write_text(f"{json.dumps(config, indent=2)}\n", encoding="utf-8")
-        gone = [path / each for each in earlier if each not in files and path / each not in keep]
-        gone += [path / each for each in changed if (path / each).is_dir()]
+        gone = [path / entry for entry in earlier if entry not in files and path / entry not in keep]
+        gone += [path / entry for entry in changed if (path / entry).is_dir()]
         if gone or len(changed) > 1 or not _equal_files(partial / SPECTRAL_CONFIG, path / SPECTRAL_CONFIG):
-            # Spectral parameters without a config are not loaded, so that they never meet another save's base.
+            # The config is removed first: parameters without a config are not loaded, so a stopped save cannot combine
+            # them with the base of another save.
             (path / SPECTRAL_CONFIG).unlink(missing_ok=True)
             changed.append(SPECTRAL_CONFIG)
         (before := partial / ".before").mkdir()
-        for each in gone:
-            if each.exists():
-                os.replace(each, before / each.name)
-        for each in changed:
-            os.replace(partial / each, path / each)
+        for old in gone:
+            if old.exists():
+                os.replace(old, before / old.name)
+        for entry in changed:
+            os.replace(partial / entry, path / entry)
 
 
 def save_with_base(
     model: Any, folder: str | os.PathLike[str], plain: Callable[[], Any], *, trains_weights: bool
 ) -> None:
-    """Write spectral parameters of a model of transformers, and the name of the base to the config.
+    """Write a Hugging Face model's spectral parameters to a folder, with the name or the weights of its base.
 
-    Weights that train, or are not the weights of the model that the base's name means, are written beside, in folder
-    `base`: `plain` gives the model without spectral parameters. A base that is a folder is named relative to `folder`.
+    The base is the ordinary model with these weights. Its weights are stored in the subfolder `base` if they train, or
+    if the model with the base's name has other weights. `plain`: function that returns the model without spectral
+    parameters. `trains_weights`: True if weights train. A base that is a folder is named relative to `folder`.
 
-    Raises as `save_folder`; FileExistsError also for the folder of the base.
+    Raises FileExistsError for another model's folder or the base's own folder, OSError for a full disk.
     """
     path, name = Path(folder).expanduser(), model.config._name_or_path or None
     revision = None if name is None or os.path.isdir(name) else getattr(model.config, "_commit_hash", None)
@@ -184,22 +210,24 @@ def save_with_base(
 
 
 def _require_not_base(name: str | None, folder: Path) -> None:
+    """Raise FileExistsError if `folder` is the folder from which the underlying model (`name`) was loaded."""
     if _is_same(name, folder):
         raise FileExistsError(
-            f"{folder} is the folder of the base, which a save there would destroy: save to another folder"
+            f"{folder} is the folder of the base, and a save there would destroy the base: save to another folder"
         )
 
 
 def _is_same(name: str | None, folder: Path) -> bool:
+    """Return True if `name`, a hub name or path of a model, is this folder, also through links."""
     with contextlib.suppress(OSError):
         return name is not None and os.path.samefile(name, folder)
     return False
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """Return the config of a folder, None where there is none.
+    """Return the content of `spectral_config.json` in a folder as a dict, or None without this file.
 
-    Raises IncompatibleCheckpoint for one that is damaged, of another version or of something else.
+    Raises IncompatibleCheckpoint if the config is damaged, of another version, or not written by a save.
     """
     path = folder / SPECTRAL_CONFIG
     if not path.is_file():
@@ -207,15 +235,20 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise IncompatibleCheckpoint(f"{path} is no config of a spectral model: {error!r}") from error
+        raise IncompatibleCheckpoint(
+            f"{path} is not a config of a spectral model ({error!r}): copy the folder again, or save the model again"
+        ) from error
     if not isinstance(config, dict):
-        raise IncompatibleCheckpoint(f"{path} is no config of a spectral model: it holds no object")
+        raise IncompatibleCheckpoint(
+            f"{path} is not a config of a spectral model, because it is not a JSON object: copy the folder again, or "
+            "save the model again"
+        )
     require_format(path, config.get("format"))
     return config
 
 
 def parameters_file(folder: Path) -> Path:
-    """Return the file of a spectral model in a folder of `save_folder`."""
+    """Return the path of the safetensors file that a save wrote to a folder: spectral parameters, or a whole model."""
     beside = folder / _BESIDE_WEIGHTS
     return beside if beside.is_file() else folder / WHOLE
 
@@ -223,16 +256,20 @@ def parameters_file(folder: Path) -> Path:
 def _files_of_earlier_save(
     folder: Path, name: str, file: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
 ) -> list[str]:
-    """Return the names of what an earlier save to a folder wrote. Raises FileExistsError where it holds another model.
+    """Return the names of files that an earlier save of this model wrote to a folder.
 
-    Files of spectral parameters alone may lie beside.
+    `name`: class name of the model. `file`, `tensors`, `record`: name, tensors and options of the file to be written.
+    Raises FileExistsError if the folder holds another model. Other files of spectral parameters may lie there.
     """
     try:
         config = read_config(folder) or {"model": name}
     except IncompatibleCheckpoint:
         config = {}
-    named = config.get("files")
-    files = [str(each) for each in named if Path(str(each)).name == each != ".."] if isinstance(named, list) else []
+    listed = config.get("files")
+    # Only names without a path: a damaged config must not reach files elsewhere.
+    files = (
+        [str(entry) for entry in listed if Path(str(entry)).name == entry != ".."] if isinstance(listed, list) else []
+    )
     held = [folder / SPECTRAL_CONFIG] if config.get("model") != name else []
     for at in held_model(folder):
         of_this = _is_of(at, tensors, record) if at.name == file else holds_parameters(at)
@@ -240,33 +277,40 @@ def _files_of_earlier_save(
             held.append(at)
     if held:
         raise FileExistsError(
-            f"{folder} holds another model ({held[0].name}), which a save there would destroy: save to another folder"
+            f"{folder} holds another model ({held[0].name}), and a save there would destroy it: save to another folder"
         )
     return files
 
 
 def _is_of(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> bool:
-    """Return whether a file holds an earlier state of a model: of a whole one, the same shapes and options."""
+    """Return True if the file at `path` is an earlier save of the same model.
+
+    For a whole model, shapes of the tensors and options must agree; spectral parameters need only be such a file.
+    """
     held = record_in(path)
     if held is None or (HOOKED in held) != (HOOKED in record):
         return False
     if HOOKED not in record:
         return True
     with safe_open(path, framework="pt") as file:
-        shapes = {each: tuple(file.get_slice(each).get_shape()) for each in file.keys()}  # noqa: SIM118 - not a mapping
-    # Rotary tables are as long as the longest run.
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    # Rotary tables grow with the longest run, so their shapes are not compared.
     same = shapes.keys() == {*tensors, IDENTITY} and all(
-        tuple(value.shape) == shapes[each] for each, value in tensors.items() if not each.endswith(ROTARY_TABLES)
+        tuple(value.shape) == shapes[name] for name, value in tensors.items() if not name.endswith(ROTARY_TABLES)
     )
     return same and {**held, HOOKED: None} == {**record, HOOKED: None}
 
 
-def _equal_files(one: Path, other: Path) -> bool:
-    return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
+def _equal_files(new: Path, old: Path) -> bool:
+    """Return whether two paths are files with equal content."""
+    return new.is_file() and old.is_file() and new.read_bytes() == old.read_bytes()
 
 
 def _digest_of_named(name: str, revision: str | None) -> str | None:
-    """Return the digest of the weights that `load_model` reads by a name; None where it reads no checkpoint."""
+    """Return the digest of the weights that `load_model` reads by a name; None if it finds no checkpoint by it.
+
+    `revision`: of a model on the hub, or None.
+    """
     try:
         source = find_source(name, revision)
         if not source.streams:
@@ -282,12 +326,17 @@ def _digest_of_named(name: str, revision: str | None) -> str | None:
 
 @lru_cache(maxsize=8)
 def _digest_of_files(name: str, revision: str | None, state: str | None) -> str:
-    # Any tokenizer keeps the folder's from being read.
+    """Return the digest of the weights of a hub model or folder, cached by the arguments.
+
+    `state`: digest of the folder's files, so that changed files are read again.
+    """
+    # A given tokenizer, even an empty one, prevents reading the folder's tokenizer.
     model, _, _ = load_pretrained(find_source(name, revision), torch.float32, tokenizer=())
     return weights_digest(checkpoint_weights(model))
 
 
 def _tokenizer_of(name: str | None, revision: str | None, config: Any) -> Any:
+    """Return the tokenizer of the model with this name or folder; None if it has none or cannot be read."""
     try:
         source = None if name is None else find_source(name, revision)
         if source is None or not source.streams:
@@ -301,7 +350,10 @@ def _tokenizer_of(name: str | None, revision: str | None, config: Any) -> Any:
 
 
 def _index(tensors: Mapping[str, Tensor], base: Path) -> bytes:
-    """Return an index of the files of spectral parameters and weights, which transformers' Trainer loads one by one."""
+    """Return the bytes of an index file in JSON: for each tensor of parameters and weights, the file that holds it.
+
+    transformers' Trainer reads it. `tensors`: the spectral parameters. `base`: folder of the weights.
+    """
     files = dict.fromkeys(tensors, _BESIDE_WEIGHTS)
     for file in sorted(base.glob("*.safetensors")):
         files |= dict.fromkeys(names_in(file), f"{BASE}/{file.name}")
@@ -309,7 +361,11 @@ def _index(tensors: Mapping[str, Tensor], base: Path) -> bytes:
 
 
 def _base_named(name: str, revision: str | None, folder: Path, stored: bool) -> dict[str, Any]:
-    """Return how `spectral_config.json` names a base. A revision belongs to a hub name: files of a folder have none."""
+    """Return a dict with the entries of `spectral_config.json` that name the underlying model.
+
+    `name`: hub name, folder, or name of the stored weights. `stored`: True if the weights are stored in the saved
+    folder. Only a hub name keeps its `revision`. A folder is named relative to `folder` if possible.
+    """
     if not (stored or os.path.isdir(name)):
         return {"base_model_name_or_path": name, "revision": revision}
     if not stored:

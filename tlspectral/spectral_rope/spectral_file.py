@@ -1,6 +1,7 @@
-"""The file of saved rotations: a safetensors file whose metadata hold a record of the model, under one SHA-256.
+"""Read and write a file of learned rotations: safetensors, with a record of the options in its metadata.
 
-It holds spectral parameters alone, whose weights are elsewhere, or a whole `SpectralHookedTransformer`.
+One SHA-256 covers tensors and record. The file holds spectral parameters alone, whose weights are elsewhere, or a whole
+`SpectralHookedTransformer`.
 """
 
 import hashlib
@@ -23,23 +24,29 @@ from tlspectral.tables.parquet import naming_file
 FORMAT = "tlspectral.spectral_rope.3"
 
 HOOKED = "hooked_transformer"
-"""Key of the config in the record of a file that holds a whole model."""
+"""Key of the model's config in a file's record; only files of a whole model have it."""
 
-_OF_ANY_VERSION = "tlspectral.spectral_"
+_FORMAT_PREFIX = "tlspectral.spectral_"
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
-    """Return the spectral parameters of a model by layer, and what else their rotation depends on."""
+    """Return copies of the tensors that a spectral model's file holds, by name.
+
+    They are the parameters by layer, and the constants of their rotation.
+    """
     return on_their_own(model.spectral.state_dict())
 
 
 def on_their_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors on the CPU, none of which shares memory with another, as safetensors stores them."""
+    """Return copies of tensors on the CPU that share no memory, as safetensors requires."""
     return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
 
 
 def options_of(model: Any) -> dict[str, Any]:
-    """Return the arguments of `to_spectral` that give a model modules like those of a spectral one, as JSON."""
+    """Return a dict, for JSON, of arguments with which `to_spectral` makes modules like those of this model.
+
+    Keys: scope, log_omega, shared_phase, heads, frequencies.
+    """
     layers = layers_of(model)
     first = next(iter(layers.values()))
     pairs = first.query_mask.any(0)
@@ -59,7 +66,11 @@ def options_of(model: Any) -> dict[str, Any]:
 def write_file(
     path: Path, shown: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> None:
-    """Write a file of a spectral model. Raises OSError for a full disk, which names `shown`."""
+    """Write a file of a spectral model to `path`.
+
+    `shown`: the path in messages. `record`: the options, as a dict. `identity`: from `identity_of`. Raises OSError, for
+    example for a full disk.
+    """
     held, text = {**tensors, IDENTITY: as_tensor(identity)}, json.dumps(record)
     try:
         with naming_file(shown):
@@ -69,9 +80,10 @@ def write_file(
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Return the tensors, the record and the identity of a file.
+    """Read a spectral model's file. Return its tensors by name, its options, and the identity of its weights.
 
-    Raises FileNotFoundError, and IncompatibleCheckpoint for a file that is damaged, of another version, or another's.
+    The identity is the dict that `identity_of` made. Raises FileNotFoundError, and IncompatibleCheckpoint for a file
+    that is damaged, of another version or of another kind.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -79,44 +91,52 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, 
             # Copies, since the file may be replaced while the model is in use.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
-        raise IncompatibleCheckpoint(f"{path} is not a safetensors file: {error}") from error
+        raise IncompatibleCheckpoint(
+            f"{path} is not a safetensors file ({error}): copy it again, or save the model again"
+        ) from error
     require_format(path, metadata.get("format"))
     not_finite = first_not_finite(tensors)
     if not_finite is not None:
-        raise IncompatibleCheckpoint(f"{path}: {not_finite} has values that are not finite")
-    text, written = metadata.get("spectral", ""), metadata.get("sha256", "")
-    if (found := _digest(tensors, text)) != written:
         raise IncompatibleCheckpoint(
-            f"{path} does not hold what was saved (SHA-256 {found[:12]}, {written[:12] or 'none'} when it was "
-            "written): copy it again, or save the model again"
+            f"{path}: {not_finite} has values that are not finite: save the model again with finite parameters"
+        )
+    text, saved_digest = metadata.get("spectral", ""), metadata.get("sha256", "")
+    if (digest := _digest(tensors, text)) != saved_digest:
+        raise IncompatibleCheckpoint(
+            f"{path} does not hold what was saved (its SHA-256 is {digest[:12]}, and was {saved_digest[:12] or 'none'} "
+            "when it was saved): copy it again, or save the model again"
         )
     return tensors, json.loads(text), from_tensor(tensors.pop(IDENTITY))
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a tensor with a value that is not finite, None where there is none."""
+    """Return the name of the first tensor with NaN or infinite values; None if all are finite."""
     return next((name for name, value in tensors.items() if not bool(torch.isfinite(value).all())), None)
 
 
-def require_format(path: Path, found: Any) -> None:
-    """Raise IncompatibleCheckpoint for what another version saved, or another program."""
-    if found == FORMAT:
+def require_format(path: Path, file_format: Any) -> None:
+    """Raise IncompatibleCheckpoint unless `file_format` is the format that this version writes.
+
+    `path`: the file, for the message. The message says whether the file is older, newer or of another program.
+    """
+    if file_format == FORMAT:
         return
-    if not str(found).startswith(_OF_ANY_VERSION):
+    if not str(file_format).startswith(_FORMAT_PREFIX):
         raise IncompatibleCheckpoint(
-            f"{path} is of no saved spectral model (format {found!r}, expected {FORMAT!r}); save_spectral and "
-            "save_pretrained write them"
+            f"{path} is not a saved spectral model (format {file_format!r}, expected {FORMAT!r}): give a file that "
+            "save_spectral or save_pretrained wrote"
         )
-    number, ours = (name.rpartition(".")[2] for name in (str(found), FORMAT))
+    number, ours = (name.rpartition(".")[2] for name in (str(file_format), FORMAT))
     newer = number.isdecimal() and int(number) > int(ours)
     raise IncompatibleCheckpoint(
-        f"{path} was saved by {'a newer' if newer else 'an earlier'} version of tlspectral (format {found!r}, expected "
-        f"{FORMAT!r}): {'upgrade tlspectral' if newer else 'load it with that version, or train and save it again'}"
+        f"{path} was saved by {'a newer' if newer else 'an earlier'} version of tlspectral (format {file_format!r}, "
+        f"expected {FORMAT!r}): "
+        f"{'upgrade tlspectral' if newer else 'load it with that version, or train and save it again'}"
     )
 
 
 def record_in(path: Path) -> dict[str, Any] | None:
-    """Return the record of a file, None for one that is not of this version's format. Tensors are not read."""
+    """Return the options in a spectral model's file without reading tensors; None for any other file or version."""
     metadata = _metadata(path)
     try:
         record = json.loads(metadata["spectral"]) if metadata.get("format") == FORMAT else None
@@ -126,18 +146,19 @@ def record_in(path: Path) -> dict[str, Any] | None:
 
 
 def holds_parameters(path: Path) -> bool:
-    """Return whether a file holds spectral parameters and no weights, in this version's format."""
+    """Return whether a file holds spectral parameters without weights, in this version's format."""
     record = record_in(path)
     return record is not None and HOOKED not in record
 
 
 def spectral_file_of(path: Path) -> Path | None:
-    """Return the file of a spectral model, of any version, that `path` is or that the folder holds; None without."""
+    """Return the spectral model's file at `path` or in the folder `path`, of any version; None if there is none."""
     held = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    return next((at for at in held if str(_metadata(at).get("format")).startswith(_OF_ANY_VERSION)), None)
+    return next((at for at in held if str(_metadata(at).get("format")).startswith(_FORMAT_PREFIX)), None)
 
 
 def _metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file; empty if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
@@ -146,4 +167,5 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """Return one SHA-256, as hex, of all tensors and the record's JSON text."""
     return hashlib.sha256(f"{digest_of_named(tensors)} {text}".encode()).hexdigest()

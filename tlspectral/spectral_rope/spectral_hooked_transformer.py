@@ -1,4 +1,4 @@
-"""`SpectralHookedTransformer`: a HookedTransformer (TransformerLens 3.x) with learnable rotary positions of its own."""
+"""`SpectralHookedTransformer`: a HookedTransformer (TransformerLens 3.x) with learnable rotary positions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tlspectral.spectral_rope.spectral_layers import by_layer, spectral_geometry
 from tlspectral.spectral_rope.weights_identity import identity_of
 from tlspectral.tables.parquet import naming_file
 
-_OF_THE_MACHINE = ("device", "n_devices")
-_MADE_ANEW = (".attn.mask", ".attn.IGNORE")
+_MACHINE_SETTINGS = ("device", "n_devices")
+_REBUILT_TENSORS = (".attn.mask", ".attn.IGNORE")
 
 _Base: Any
 try:
@@ -40,7 +40,7 @@ except ImportError:
 
 
 def require_hooked_transformer(before: str = "") -> None:
-    """Raise ImportError on TransformerLens 4, whose message begins with `before`."""
+    """Raise ImportError on TransformerLens 4, which has no HookedTransformer; the message begins with `before`."""
     if _Base is object:
         raise ImportError(
             f"{before}HookedTransformer was removed in TransformerLens 4: make a bridge spectral with "
@@ -49,28 +49,40 @@ def require_hooked_transformer(before: str = "") -> None:
 
 
 class SpectralHookedTransformer(_Base):
-    """A HookedTransformer with spectral RoPE ("Bifocal Attention", section 3), for training from scratch.
+    """A HookedTransformer with learnable rotary positions ("Bifocal Attention", section 3), for training from scratch.
 
-    `parameters()` and `state_dict()` also have `spectral.{layer}.omega`, `.phase` and `.gain`. With the same weights
-    the output at the start equals a HookedTransformer's to the bit. Caches, hooks and generation work as in
-    TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before the spectral rotation.
-    `save_pretrained` keeps all of it, and `load_model` loads that folder.
+    For a trained model use `tls.to_spectral`. It needs TransformerLens before version 4:
+
+        from tlspectral.spectral_rope import SpectralHookedTransformer, parameter_groups
+
+        config = dict(n_layers=2, d_model=64, n_ctx=128, d_head=16, d_vocab=50, act_fn="gelu",
+                      positional_embedding_type="rotary")
+        model = SpectralHookedTransformer(config)
+        optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-3))
+
+    With the same weights its output at the start equals a HookedTransformer's bit by bit. `parameters()` and
+    `state_dict()` also have `spectral.{layer}.omega` (frequencies, radians per token), `.phase` (radians) and `.gain`.
+    Caches, hooks and generation work as in TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before
+    the learned rotation. `save_pretrained(folder)` writes everything, and `tls.load_model(folder)` reads it.
 
     Args:
-        cfg: as for HookedTransformer, with rotary positions.
-        given, named: as for HookedTransformer.
-        scope, heads, frequencies, shared_phase, phase_noise, seed: as for `to_spectral`.
-        log_omega: as for `SpectralRoPE`. False here, as there is no trained attention to lose and a task may need a
-            frequency of 0. Long contexts need the slow rate of `parameter_groups` here too: at 1e-3 a step rotates
-            each pair by a further radian at distance 1,000.
+        cfg: config of HookedTransformer, with rotary positions.
+        given, named: further arguments of HookedTransformer.
+        scope: heads that share parameters: "head" (default), "group" (heads that share keys), "layer" or "model".
+        heads, frequencies: heads and rotary pairs that learn. Default: all.
+        shared_phase: True lets the phase act on queries and keys, which cancels in every score. Default: False.
+        phase_noise, seed: standard deviation of the phase at the start (radians), and seed of it. Defaults: 0.
+        log_omega: True learns the logarithm of frequencies. Default: False, because no trained attention can be lost
+            and a task may need a frequency of 0.
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.
         UnsupportedArchitecture: no rotary positions, or a layer cannot be read.
         BadHead: a head that does not exist.
-        ValueError: choices that do not fit the model, or a noise or seed that is no finite number.
+        ValueError: choices that do not fit the model, or a noise or seed that is not a finite number.
 
-    What it does not establish: that a spectral model learns what another does not. That takes matched runs.
+    Not established: that a spectral model learns what another model cannot; compare matched runs. More:
+    docs/training.md.
     """
 
     def __init__(
@@ -109,7 +121,10 @@ class SpectralHookedTransformer(_Base):
 
     @classmethod
     def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
-        """Return the model of a folder of `save_pretrained`, as `load_model`; of another name, HookedTransformer's."""
+        """Return the model in a folder of `save_pretrained`; further arguments go to `tls.load_model`.
+
+        Any other name is loaded as HookedTransformer's own `from_pretrained` does.
+        """
         config = read_config(Path(model_name).expanduser()) if isinstance(model_name, str | os.PathLike) else None
         if config is not None and config.get("model") == SpectralHookedTransformer.__name__:
             return load_model(model_name, *given, **named)
@@ -117,21 +132,20 @@ class SpectralHookedTransformer(_Base):
         return super().from_pretrained(model_name, *given, **named)
 
     def spectral_parameters(self) -> Any:
-        """Return the learnable frequencies, phases and gains alone."""
+        """Return the learnable frequencies, phases and gains, without the model's weights."""
         return self.spectral.parameters()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write weights, spectral parameters, config and tokenizer to a folder, which `load_model(folder)` loads.
 
-        The loaded model has the same bits. A save to the folder of an earlier one replaces it: what is new is whole, or
-        the earlier one stays. Not kept: hooks, gradients asked for, device, and functions that were replaced by hand,
-        without which the model is refused when it is loaded.
+        The loaded model has the same bits. A save to the folder of an earlier save replaces it in one step. Not saved:
+        hooks, `requires_grad`, device, and functions replaced by hand (loading then raises IncompatibleCheckpoint).
 
         Raises:
             FileExistsError: the folder holds another model, or files of a tokenizer that no save wrote.
-            ValueError: a value of the config that JSON does not hold, or parameters that the config does not ask for.
-            BadWeights: a weight that is not finite; an earlier save stays.
-            OSError: the disk is full; the message names the file, and what the folder held stays.
+            ValueError: a value of the config that JSON cannot hold, or parameters that the config does not describe.
+            BadWeights: a weight is not finite; an earlier save stays.
+            OSError: the disk is full; the message names the file, and the folder's earlier content stays.
         """
         record = {**options_of(self), HOOKED: _as_json(self.cfg)}
         tensors = on_their_own(_stored(self))
@@ -140,6 +154,7 @@ class SpectralHookedTransformer(_Base):
             raise BadWeights(f"{name} has values that are not finite, so the model is not saved to {folder}")
 
         def write_tokenizer(partial: Path) -> None:
+            """Write the tokenizer, if there is one."""
             if self.tokenizer is not None:
                 _write_tokenizer(self.tokenizer, partial, folder)
 
@@ -147,10 +162,11 @@ class SpectralHookedTransformer(_Base):
 
     @classmethod
     def from_save(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Any) -> Any:
-        """Return the model of a file of `save_pretrained`, on the CPU, in the types that it was saved in.
+        """Return the model in a file of `save_pretrained`, on the CPU, in the types in which it was saved.
 
-        Nothing is fetched, and no seed changes. Raises what TransformerLens does for a config that it does not know,
-        RuntimeError for tensors that the config does not ask for.
+        `record`, `tensors`: options and tensors of the file, from `read_file`. `tokenizer`: for the model, or None.
+        Nothing is downloaded, and no random seed changes. Raises TransformerLens' errors for an unknown config,
+        RuntimeError for tensors that the config does not describe.
         """
         options = {name: value for name, value in record.items() if name != HOOKED}
         with torch.random.fork_rng(devices=[]):
@@ -161,23 +177,30 @@ class SpectralHookedTransformer(_Base):
         for index, module in by_layer(model.spectral).items():
             theta = tensors[f"spectral.{index}.theta"]
             module.to(theta.dtype)
-            # In 16 bits, what is read from the rotary tables depends on when they were rounded.
+            # In 16 bits, frequencies read from the rotary tables depend on when the tables were rounded.
             module.theta.copy_(theta)
-        # Not assigned: under scope="model" the layers share parameters.
+        # Copied, not assigned, because layers share parameters with scope="model".
         model.spectral.load_state_dict(
             {name.removeprefix("spectral."): value for name, value in tensors.items() if name.startswith("spectral.")}
         )
         return model
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer as it acts now, as `SpectralModel.spectral_geometry`."""
+        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head.
+
+        The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
+        to the spectral parameters.
+        """
         geometry = reader.read_attention(self, layer).rotary
         return spectral_geometry(geometry, by_layer(self.spectral).get(layer), live=live)
 
 
 def _as_json(cfg: Any) -> dict[str, Any]:
-    """Return a config as JSON. Raises ValueError for a value that JSON does not hold, such as a function."""
-    kept = {name: value for name, value in vars(cfg).items() if name not in _OF_THE_MACHINE}
+    """Return a model's config as a dict for JSON, without settings of the machine.
+
+    Raises ValueError for a value that JSON cannot hold, such as a function.
+    """
+    kept = {name: value for name, value in vars(cfg).items() if name not in _MACHINE_SETTINGS}
     kept["dtype"] = str(cfg.dtype).removeprefix("torch.")
     for name, value in kept.items():
         try:
@@ -186,48 +209,66 @@ def _as_json(cfg: Any) -> dict[str, Any]:
             held = False
         if not held:
             raise ValueError(
-                f"cfg.{name} is {value!r}, which a config file does not hold: numbers, texts, lists of them and None "
-                "are kept"
+                f"cfg.{name} is {repr(value)[:80]}, which a config file cannot hold: set it to a number, a text, a "
+                "list of these or None"
             )
     return kept
 
 
 def _made(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config of `_as_json` as HookedTransformer takes it, so that nothing is drawn, seeded or fetched."""
+    """Return a config for HookedTransformer, on the CPU, from a dict of `_as_json`.
+
+    A model made with it draws no weights, sets no seed and downloads nothing.
+    """
     dtype = getattr(torch, config["dtype"])
     return {**config, "dtype": dtype, "device": "cpu", "seed": None, "init_weights": False, "tokenizer_name": None}
 
 
 def _stored(model: Any) -> dict[str, Tensor]:
-    """Return the state of a model but what is made anew, as Qwen 1's tables, which depend on the last run's length."""
-    anew = (*_MADE_ANEW, *ROTARY_TABLES) if getattr(model.cfg, "use_dynamic_ntk_rope", False) else _MADE_ANEW
+    """Return the state dict of a model without tensors that are rebuilt when the model is made.
+
+    For Qwen 1 these include the rotary tables, because they depend on the length of the last run.
+    """
+    anew = (
+        (*_REBUILT_TENSORS, *ROTARY_TABLES) if getattr(model.cfg, "use_dynamic_ntk_rope", False) else _REBUILT_TENSORS
+    )
     return {name: value for name, value in model.state_dict().items() if not name.endswith(anew)}
 
 
 def _require_makeable(model: Any, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for tensors that the model's config does not ask for, since no load would make the model."""
+    """Raise ValueError if a model made from the config in `record` does not have these tensors.
+
+    Such a model could not be loaded again.
+    """
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
             _fill(hooked_transformer_class()(_made(record[HOOKED]), move_to_device=False), tensors)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"this {type(model).__name__} cannot be saved, since its config makes another model: {error}; keep it by "
-            "state_dict()"
+            f"this {type(model).__name__} cannot be saved, because its config describes another model ({error}): keep "
+            "its state_dict()"
         ) from error
 
 
 def _fill(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors but the spectral ones into a model, in their types. Raises RuntimeError for those that do not fit."""
+    """Put all tensors except the spectral ones into a model, in their own types.
+
+    Raises RuntimeError if names or shapes do not fit.
+    """
     plain = {name: value for name, value in tensors.items() if not name.startswith("spectral.")}
-    wanted = {name for name in _stored(model) if not name.startswith("spectral.")}
-    if plain.keys() != wanted:
-        missing, unknown = sorted(wanted - plain.keys())[:4], sorted(plain.keys() - wanted)[:4]
+    expected = {name for name in _stored(model) if not name.startswith("spectral.")}
+    if plain.keys() != expected:
+        missing, unknown = sorted(expected - plain.keys())[:4], sorted(plain.keys() - expected)[:4]
         raise RuntimeError(f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
     nn.Module.load_state_dict(model, plain, strict=False, assign=True)
 
 
 def _write_tokenizer(tokenizer: Any, partial: Path, folder: str | os.PathLike[str]) -> None:
+    """Write a tokenizer to the folder `partial`.
+
+    `folder`: the name in messages. Raises OSError, for example for a full disk.
+    """
     try:
         with naming_file(folder):
             tokenizer.save_pretrained(partial)

@@ -1,4 +1,4 @@
-"""One `SpectralRoPE` for each rotary layer of a model, from the model's own inverse frequencies."""
+"""Make one `SpectralRoPE` for each rotary layer of a model, from the model's own inverse frequencies."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,20 +23,27 @@ def spectral_layers(
     seed: int,
     **options: Any,
 ) -> nn.ModuleDict:
-    """Make one module for each layer with rotary positions; with `heads`, for each layer that has one of them.
+    """Return new `SpectralRoPE` modules for a model, as a ModuleDict from the layer's number (as text).
 
-    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises
-    UnsupportedArchitecture for a layer without rotary positions, BadHead, and ValueError for choices that do not fit.
+    There is one per rotary layer, or per layer with a head of `heads`. `scope`, `heads`, `frequencies`: what shares
+    parameters and what learns, as in `tls.to_spectral`. `seed`: of the noise on phases. `options`: further arguments of
+    `SpectralRoPE`. With `scope="model"` the modules share their parameters.
+
+    Raises:
+        UnsupportedArchitecture: a chosen layer without rotary positions, or with an unsupported rotation.
+        BadHead: a head that does not exist.
+        ValueError: choices that do not fit the model.
     """
     geometries = {index: view.rotary(index) for index in view.layers}
     rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}
     if not rotary:
         raise UnsupportedArchitecture(
-            f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to make learnable"
+            f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to learn: take a "
+            "model with rotary positions"
         )
     chosen = dict.fromkeys(rotary) if heads is None else heads_by_layer(view, heads)
     if not chosen:
-        raise ValueError("no head is chosen: leave heads=None for all")
+        raise ValueError("no head is chosen: give at least one, or leave heads= out for all")
     no_rotary = [index for index in chosen if index not in rotary]
     if no_rotary:
         raise UnsupportedArchitecture(f"layer {no_rotary[0]} has no rotary positions: leave its heads out of heads=")
@@ -70,27 +77,28 @@ def spectral_layers(
 
 
 def layers_of(model: Any) -> dict[int, SpectralRoPE]:
-    """Return the spectral modules of a model by layer. Raises TypeError where it has none."""
+    """Return the `SpectralRoPE` modules of a model as a dict from layer. Raises TypeError if it has none."""
     layers = getattr(model, "spectral", None)
     modules = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
     if not modules:
         raise TypeError(
-            f"{type(model).__name__} is not a spectral model; to_spectral and SpectralHookedTransformer are"
+            f"{type(model).__name__} is not a spectral model: make one with to_spectral or SpectralHookedTransformer"
         )
     return modules
 
 
 def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
-    """Return the modules by the index of their layer."""
+    """Return the `SpectralRoPE` modules of a ModuleDict as a dict from the layer's number."""
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
 def spectral_geometry(
     geometry: RotaryGeometry | None, module: SpectralRoPE | None, *, live: bool = False
 ) -> RotaryGeometry | None:
-    """Return a layer's geometry with what its module adds; without a module the model's own.
+    """Return a layer's rotary pairs with the frequencies, gain and phase of its learned module.
 
-    With `live`, gradients pass through its gain and phase to the module's parameters.
+    Without geometry or module, `geometry` is returned unchanged. `live`: True lets gradients pass through gain and
+    phase to the module's parameters.
     """
     if geometry is None or module is None:
         return geometry
@@ -99,21 +107,28 @@ def spectral_geometry(
 
 
 def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeometry) -> None:
-    """Refuse a layer that rotates backwards, or leaves some pairs as they are. Raises UnsupportedArchitecture."""
+    """Raise UnsupportedArchitecture if a layer rotates backwards, or does not rotate the first columns in pairs.
+
+    `index`: the layer. `geometry`: its rotary pairs.
+    """
     apart, pairs = int(geometry.imag_index[0] - geometry.real_index[0]), len(geometry.theta)
     if apart < 0:
-        found = "rotates by the negative angle (nanochat), which learned rotations do not hold: take another model"
+        fault = "rotates by the negative angle (nanochat), which learned rotations cannot do: take another model"
     elif apart > pairs:
-        found = (
-            f"rotates {pairs} of {apart} pairs of columns (full layers of Gemma 4), and learned rotations need the "
-            "pairs of the first columns: give heads= of other layers"
+        fault = (
+            f"rotates {pairs} of {apart} pairs of columns (full layers of Gemma 4), and learned rotations need pairs "
+            "of the first columns: give heads= of other layers"
         )
     else:
         return
-    raise UnsupportedArchitecture(f"{view.source['model']}, layer {index}: it {found}")
+    raise UnsupportedArchitecture(f"{view.source['model']}, layer {index}: it {fault}")
 
 
 def _tie(layers: nn.ModuleDict) -> None:
+    """Replace the parameters of all modules by those of the first, so that all share them.
+
+    Raises ValueError if their inverse frequencies differ.
+    """
     modules = by_layer(layers)
     first_layer, first = next(iter(modules.items()))
     for index, module in modules.items():

@@ -1,4 +1,4 @@
-"""Modules of a model that are given a subclass of their own class, in place, and can be copied and pickled."""
+"""Give modules a subclass of their own class, in place, such that they can still be copied and pickled."""
 
 from functools import cache
 from typing import Any
@@ -9,42 +9,43 @@ _OF_ITS_OWN = ("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__
 
 
 class Swapped:
-    """Methods and attributes that `swap` adds to a module, or puts in place of its own.
+    """Base of classes whose methods and attributes `swap` puts on a module, in place of the module's own.
 
-    `swap` makes a subclass of the module's class, `own`, with these in it, and gives it to the module. The subclass has
-    one base: Python lets a module change to no class of another memory layout. A method calls what it replaces through
-    `own`.
+    `swap` makes a subclass of the module's class `own` with these attributes and assigns it to the module. A method
+    calls the method that it replaces through `own`.
     """
 
     own: Any
 
     @classmethod
     def more(cls, own: type) -> dict[str, Any]:
-        """Return further attributes of the subclass of one class."""
+        """Return a dict of further attributes for the subclass of the class `own`; empty by default."""
         return {}
 
 
 def swap(module: nn.Module, kind: type[Swapped]) -> None:
-    """Give a module, in place, a subclass of its own class with the attributes of `kind`."""
+    """Change the class of a module in place, to a subclass of its own class with the attributes of `kind`."""
     module.__class__ = _joined(kind, type(module))
 
 
 def swap_back(module: nn.Module) -> None:
-    """Give a module and all in it their own classes again."""
+    """Give a module and all its submodules their original classes again, in place."""
     for part in module.modules():
         if is_swapped(part):
             part.__class__ = vars(type(part))["own"]
 
 
 def is_swapped(module: Any, kind: type[Swapped] = Swapped) -> bool:
-    """Return whether `swap` has given the module a class, of the given kind."""
+    """Return True if `swap` has changed the class of a module, by this `kind` or a subclass of it."""
     return issubclass(getattr(type(module), "swapped_kind", object), kind)
 
 
 @cache
 def _joined(kind: type[Swapped], own: type) -> type:
+    """Return the subclass of `own` with the attributes of `kind`."""
     attributes = {name: value for name, value in vars(kind).items() if name not in _OF_ITS_OWN}
-    # The names stay: others look them up to know the kind of a module.
+    # Python lets a module change only to a class of the same memory layout, so the subclass has one base.
+    # Its names stay, because other code tells modules apart by class name.
     attributes |= {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
     return type(
         own.__name__,
@@ -54,10 +55,12 @@ def _joined(kind: type[Swapped], own: type) -> type:
 
 
 def _reduce(module: Any, protocol: Any) -> Any:
+    """Return how to pickle a module of a swapped class: a tuple (function, its arguments, state)."""
     own = type(module).own
     return _blank, (type(module).swapped_kind, own), *own.__reduce_ex__(module, protocol)[2:]
 
 
 def _blank(kind: type[Swapped], own: type) -> Any:
+    """Return an empty module of the swapped class, for unpickling."""
     joined: Any = _joined(kind, own)
     return joined.__new__(joined)

@@ -1,8 +1,8 @@
-"""Which model spectral parameters belong to: a digest of the weights under them, and what the whole model computes.
+"""Identity of the model that spectral parameters belong to: a digest of its weights, and log-probabilities.
 
-The digest knows every bit of the weights, in one form of the model. Across forms, log-probabilities of a short prompt
-tell models apart: a HookedTransformer has folded weights, a bridge parts of packed projections, another precision other
-bits.
+The digest covers every bit of the weights, but only in one form of the model. A HookedTransformer has folded weights, a
+bridge parts of packed projections, another precision other bits. Across forms, log-probabilities of a short prompt tell
+models apart.
 """
 
 import json
@@ -26,20 +26,20 @@ from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.passes import whole_logits
 
 IDENTITY = "base"
-"""Name of the tensor that holds an identity in files and state dicts, as the bytes of JSON."""
+"""Name of the tensor that holds an identity in files and state dicts, as bytes of JSON."""
 
 _TOKENS = 24
-# Shares of the largest |log-probability|, in float32 and in half precision: rounding was measured as 6e-8 between a
-# tiny model of transformers and its bridge, and as 2e-3 between float32 and bfloat16. Weights of another seed were off
-# by 0.16.
+# Tolerances as shares of the largest |log-probability|, in float32 (True) and in half precision (False). Measured
+# rounding: 6e-8 between a tiny model of transformers and its bridge, 2e-3 between float32 and bfloat16. Weights of
+# another seed differ by 0.16.
 _TOLERANCE = {True: 1e-3, False: 0.03}
 
 
 def identity_of(model: Any) -> dict[str, Any]:
-    """Return the identity of a spectral model, as JSON.
+    """Return a dict, for JSON, that identifies the weights of a spectral model.
 
-    `form`, `dtype` and `sha256` are of its weights without spectral parameters, `log_probabilities` of the last of
-    `tokens` with them.
+    Keys: `form` (of the model), `dtype` and `sha256` of its weights without spectral parameters; `tokens`, a short
+    prompt; and `log_probabilities` of each next token of the prompt, with spectral parameters.
     """
     weights = plain_weights(model)
     context = stated_context(model.config) if of_transformers(model) else attention_view(model).n_ctx
@@ -54,18 +54,18 @@ def identity_of(model: Any) -> dict[str, Any]:
 
 
 def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
-    """Refuse by IncompatibleCheckpoint a spectral model that is not the one of an identity.
+    """Raise IncompatibleCheckpoint unless a spectral model matches a stored identity, a dict of `identity_of`.
 
-    Its weights are compared, but those of another form or of less precision than they had; then its log-probabilities.
+    Weights are compared if form and precision allow it, log-probabilities always. `where`: file, for messages.
     """
     weights, precision = plain_weights(model), getattr(torch, stored["dtype"])
     same_form = stored["form"] == _form(model)
     if same_form and torch.promote_types(_precision(weights), precision) == _precision(weights):
-        found = weights_digest(weights)
-        if found != stored["sha256"]:
+        digest = weights_digest(weights)
+        if digest != stored["sha256"]:
             raise IncompatibleCheckpoint(
                 f"{where} holds spectral parameters that were learned on other weights (SHA-256 "
-                f"{stored['sha256'][:12]}, {found[:12]} in this model): give the base that they were learned on, "
+                f"{stored['sha256'][:12]}, {digest[:12]} in this model): give the base that they were learned on, "
                 "loaded in the same way"
             )
     precise = all(dtype.itemsize >= 4 for dtype in (precision, _precision(weights)))
@@ -73,36 +73,39 @@ def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
     expected = max([1.0, *map(abs, stored["log_probabilities"])])
     if not worst <= _TOLERANCE[precise] * expected:
         raise IncompatibleCheckpoint(
-            f"{where} is of another model: log-probabilities of a prompt of {len(stored['tokens'])} tokens are off by "
-            f"{worst:.1e}. Give the base that the parameters were learned on; a function of the model that was "
-            "replaced by hand, or another version of its library, is another model too"
+            f"{where} belongs to another model: log-probabilities of a prompt of {len(stored['tokens'])} tokens are "
+            f"off by {worst:.1e}: give the base that the parameters were learned on. A model with a function that was "
+            "replaced by hand, or of another version of its library, counts as another model"
         )
 
 
 def _difference(stored: Mapping[str, Any], model: Any) -> float:
-    """Return by how much log-probabilities differ from those of an identity; 0 where none of either is finite."""
+    """Return the largest difference of the model's log-probabilities from those of a stored identity.
+
+    It is 0 if neither model has finite values, and infinite if the model's vocabulary is too small for the prompt.
+    """
     if max(stored["tokens"]) >= _vocabulary(model):
         return math.inf
-    found = _log_probabilities(model, torch.tensor([stored["tokens"]]))
+    computed = _log_probabilities(model, torch.tensor([stored["tokens"]]))
     expected = torch.tensor(stored["log_probabilities"]).double()
-    both_diverged = not bool(found.isfinite().any() or expected.isfinite().any())
-    return 0.0 if both_diverged else float((found - expected).abs().max())
+    both_diverged = not bool(computed.isfinite().any() or expected.isfinite().any())
+    return 0.0 if both_diverged else float((computed - expected).abs().max())
 
 
 def as_tensor(identity: Mapping[str, Any]) -> Tensor:
-    """Return an identity as a tensor, since a state dict holds nothing else."""
+    """Return an identity (a dict) as a tensor of the bytes of its JSON, because a state dict can hold only tensors."""
     return torch.tensor(list(json.dumps(identity).encode()), dtype=torch.uint8)
 
 
 def from_tensor(stored: Tensor) -> dict[str, Any]:
-    """Return the identity that `as_tensor` was given."""
+    """Return the identity (a dict) that `as_tensor` turned into a tensor."""
     return json.loads(bytes(stored.tolist()))
 
 
 def plain_weights(model: Any) -> dict[str, Tensor]:
-    """Return the weights of a model, spectral or not, without spectral parameters.
+    """Return the weights of a model without spectral parameters, by name.
 
-    Weights of transformers and raw bridges have their names in the checkpoint, others their names in TransformerLens.
+    Models of transformers and raw bridges use the names of the checkpoint, other models their names in TransformerLens.
     """
     own = getattr(model, "rotated", model)  # of a SpectralModel
     if _form(model) == "checkpoint":
@@ -113,31 +116,33 @@ def plain_weights(model: Any) -> dict[str, Tensor]:
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of weights and their names, equal for equal numbers in any precision.
+    """Return the SHA-256 of weights and their names; equal numbers give equal digests in any precision.
 
-    A bias of zeros counts as none, since TransformerLens adds one to unembeddings.
+    A bias of zeros counts as no bias, because TransformerLens adds such a bias to unembeddings.
     """
     return digest_of(part for name in sorted(weights) for part in _hashed(name, _in_float32(weights[name])))
 
 
 def of_transformers(model: Any) -> bool:
-    """Return whether a model, spectral or not, is one of transformers and none of TransformerLens."""
+    """Return True if a model, spectral or not, is a Hugging Face model and not of TransformerLens."""
     return not hasattr(model, "run_with_hooks")
 
 
 def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-    """Return the logits of a model of transformers in evaluation mode."""
+    """Return the logits of a Hugging Face model in evaluation mode, without cache."""
     with evaluating(model):
         return model(input_ids=tokens.to(model.device), use_cache=False).logits
 
 
 def _hashed(name: str, value: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors to hash for one weight: its name with its shape, and its values; () for a bias of zeros."""
     if name.endswith("bias") and not bool(value.any()):
         return ()
     return torch.tensor([*name.encode(), *value.shape]), value
 
 
 def _in_float32(value: Tensor) -> Tensor:
+    """Return a weight in float32; a float64 weight that float32 cannot hold stays as it is."""
     if not value.is_floating_point() or value.dtype == torch.float32:
         return value
     narrow = value.to(torch.float32)
@@ -145,14 +150,17 @@ def _in_float32(value: Tensor) -> Tensor:
 
 
 def _precision(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the widest floating type among the weights."""
     return reduce(torch.promote_types, {value.dtype for value in weights.values() if value.is_floating_point()})
 
 
 def _vocabulary(model: Any) -> int:
+    """Return the number of tokens in the model's vocabulary."""
     return model.config.get_text_config().vocab_size if of_transformers(model) else attention_view(model).d_vocab
 
 
 def _form(model: Any) -> str:
+    """Return the form of the model's weights: "checkpoint", "bridge in compatibility mode" or "HookedTransformer"."""
     if of_transformers(model) or (hasattr(model, "original_model") and not model.compatibility_mode):
         return "checkpoint"
     return "bridge in compatibility mode" if hasattr(model, "original_model") else "HookedTransformer"
@@ -160,6 +168,7 @@ def _form(model: Any) -> str:
 
 @torch.no_grad()
 def _log_probabilities(model: Any, tokens: Int64[Tensor, "1 pos"]) -> Float64[Tensor, "following"]:
+    """Return the log-probability of each token after the first, given the tokens before it, without user hooks."""
     if of_transformers(model):
         logits = logits_of(model, tokens)
     else:

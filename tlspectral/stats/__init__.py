@@ -1,4 +1,4 @@
-"""Statistics of head tables: partial rank correlations, intervals over layers, permutations of models."""
+"""Statistics of head tables: partial rank correlations, intervals over layers, and permutation tests over models."""
 
 from tlspectral.stats.bootstrap import attenuation, layer_bootstrap
 from tlspectral.stats.correlations import PartialCorrelation, benjamini_hochberg, partial_spearman

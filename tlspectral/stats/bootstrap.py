@@ -1,4 +1,4 @@
-"""Intervals of a partial correlation, and of the share that added controls take, from resampling layers.
+"""Intervals for a partial correlation, and for its share that added controls remove, from resampled layers.
 
 Heads of a layer are not independent, so whole layers are drawn.
 """
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
+from tlspectral.errors import earlier_calls
 from tlspectral.stats.correlations import PartialCorrelation, RankMethod, partial_correlation, residual_correlation
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
 from tlspectral.stats.values import (
@@ -29,21 +30,24 @@ from tlspectral.tables.html_summary import html_summary
 
 @dataclass(frozen=True)
 class LayerBootstrap:
-    """A partial correlation with the interval that resampled clusters give.
+    """A partial rank correlation with intervals over layers; `tls.stats.layer_bootstrap` returns it.
+
+    A cluster is a layer.
 
     Attributes:
-        statistic: the correlation of the table itself.
-        interval: low and high end of the percentile interval, the paper's.
-        interval_jackknife: by Student's t, from leaving out one cluster after another.
-        pvalue: two-sided, of the same t: below 1 - level where `interval_jackknife` leaves 0 out.
-        se: standard error, the standard deviation over resamples.
+        statistic: the correlation in the table itself, -1 to 1.
+        interval: (low, high), percentiles of the correlation over resamples of layers, as in "Fingerprint, Not
+            Blueprint".
+        interval_jackknife: (low, high) by Student's t, from leaving out one layer after another.
+        pvalue: two-sided p of the same t test. It is below 1 - level if `interval_jackknife` does not contain 0.
+        se: standard deviation of the correlation over resamples.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
-        n_clusters: clusters among the rows used.
-        draws: resamples.
-        n_degenerate: resamples without a correlation (a constant variable, too few rows), left out.
-        level: of the interval.
-        seed: of the resampling.
+        n_clusters: layers among the rows used.
+        draws: number of resamples.
+        n_degenerate: resamples left out because they have no correlation (a constant variable, too few rows).
+        level: level of the intervals.
+        seed: seed of the resampling.
         method: estimator and interval, in words.
         reason: why numbers are NaN, else None.
     """
@@ -66,8 +70,9 @@ class LayerBootstrap:
     reason: str | None = None
 
 
+@earlier_calls(heads="table")
 def layer_bootstrap(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     x: str = "D_head",
     y: str = "prev",
     controls: str | Sequence[str] = ("dir_frac",),
@@ -77,36 +82,44 @@ def layer_bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> LayerBootstrap:
-    """Compute the partial rank correlation of two columns with an interval over layers (FP Table 2).
+    """Compute the partial rank correlation of two columns of a head table, with an interval over layers.
 
-    Layers are drawn with replacement, as many as there are. Controls are taken out again in each resample. `interval`
-    is the percentile interval, as in the paper. Residuals computed once on the whole table would make it too narrow. It
-    is too narrow as it is: of simulated tables with 12 to 30 layers it leaves out the truth in 6.0 to 9.1 %, where 5 %
-    is nominal. `interval_jackknife` and p, from leaving out one layer after another, do so in 3.8 to 6.1 %.
+    Use it instead of a plain p-value, because heads of a layer are not independent ("Fingerprint, Not Blueprint", Table
+    2).
+
+    >>> import pandas as pd, tlspectral as tls
+    >>> heads = pd.DataFrame({"layer": [0, 0, 1, 1, 2, 2]})
+    >>> heads = heads.assign(x=[1, 2, 3, 4, 5, 7], y=[1, 3, 2, 5, 4, 6])
+    >>> result = tls.stats.layer_bootstrap(heads, "x", "y", controls=(), draws=200)
+    >>> round(result.statistic, 2), result.n_clusters
+    (0.89, 3)
 
     Args:
-        heads: one row per head, of one model at one step.
-        x, y, controls: columns, of controls one or several; no control gives the plain Spearman correlation.
-        method: of `partial_spearman`.
-        draws: resamples.
-        level: of the interval.
-        seed: of the resampling; the result does not depend on the order of the rows, beyond rounding.
+        table: one row per head, of one model at one step, with a column `layer`.
+        x, y: names of the two columns. Default: "D_head" and "prev".
+        controls: name or names of the control columns. Default: "dir_frac"; `()` gives the plain Spearman correlation.
+        method: "hybrid" (default): regress raw values on the controls, then rank the residuals. "rank": rank first.
+        draws: number of resamples of layers, with replacement. Default: 2000. Each resample regresses anew.
+        level: level of the intervals. Default: 0.95.
+        seed: seed of the resampling. Default: 0. The order of rows has no effect beyond rounding.
 
     Returns:
-        `LayerBootstrap`. Rows with a NaN in a column used are left out and counted. With fewer than three clusters, or
-        where more than half of the resamples are degenerate, interval and p are NaN with a reason.
+        `LayerBootstrap` with `.statistic` (the correlation, -1 to 1), `.interval` (percentiles over resamples),
+            `.interval_jackknife` and `.pvalue` (t test from leaving out each layer), `.se`, `.n`, `.n_dropped` (rows
+            with NaN), `.n_clusters` (layers) and `.reason` (why numbers are NaN). Intervals and p are NaN for fewer
+            than three layers, or if more than half of the resamples have no correlation.
 
     Raises:
-        ValueError: a column that the table lacks, heads of several models or steps, infinite values under `"hybrid"`,
-            an unknown method, fewer than two draws, or a level outside (0, 1).
+        ValueError: the table lacks a column or has several models or steps, a value is infinite under "hybrid", the
+            method is unknown, `draws` is below 2, or `level` is outside (0, 1).
 
-    What it does not establish: anything about other models: layers of one network were trained together. Nor
-    significance where columns drift with depth: layers are taken as independent. If neighbouring ones correlate by 0.7,
-    p rejects 9.6 to 14.6 % at nominal 5 %, and `partial_spearman(layers=)` does not (docs/statistics.md).
+    Not established: anything about other models, or significance if columns drift with depth. In simulations at nominal
+    5 %, `interval` misses the truth in 6.0 to 9.1 % of tables, `interval_jackknife` in 3.8 to 6.1 %. More:
+    docs/statistics.md
     """
     require_known("method", method, get_args(RankMethod))
     _check_resampling(draws, level)
-    variables, clusters = _complete(heads, [x, y, *as_names(controls)])
+    variables, clusters = _complete(table, [x, y, *as_names(controls)])
     observed = partial_correlation(variables, method)
     resampled = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
     interval, reason = _interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
@@ -127,7 +140,7 @@ def layer_bootstrap(
         pvalue=pvalue,
         se=se,
         n=observed.n,
-        n_dropped=len(heads) - observed.n,
+        n_dropped=len(table) - observed.n,
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=draws - len(usable),
@@ -140,18 +153,21 @@ def layer_bootstrap(
 
 @dataclass(frozen=True)
 class Attenuation:
-    """A partial correlation before and after controls were added, on the same rows.
+    """A partial correlation before and after controls were added, on the same rows; `tls.stats.attenuation` returns it.
 
     Attributes:
-        before: given the base controls.
-        after: given the base and the added controls.
-        statistic: `1 - after / before`: 0 if nothing changed, 1 if nothing is left, above 1 if the sign changed.
-        interval: of the statistic, percentile over resampled clusters; NaN without draws.
+        before: `PartialCorrelation` with the base controls only.
+        after: `PartialCorrelation` with the base and the added controls.
+        statistic: `1 - after / before`. 0: nothing changed; 1: nothing is left; above 1: the sign changed.
+        interval: (low, high), percentiles of the statistic over resamples of layers; NaN without draws.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
-        n_clusters: clusters among the rows used.
-        draws, n_degenerate, level, seed: of the resampling, as in `LayerBootstrap`.
-        method: of `partial_spearman`.
+        n_clusters: layers among the rows used.
+        draws: number of resamples.
+        n_degenerate: resamples without a statistic.
+        level: level of the interval.
+        seed: seed of the resampling.
+        method: "hybrid" or "rank".
         reason: why statistic or interval is NaN, else None.
     """
 
@@ -172,8 +188,9 @@ class Attenuation:
     reason: str | None = None
 
 
+@earlier_calls(heads="table")
 def attenuation(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     controls: str | Sequence[str] = ("rope_imag_frac", "freq_centroid"),
     *,
     x: str = "D_head",
@@ -184,37 +201,48 @@ def attenuation(
     level: float = 0.95,
     seed: int = 0,
 ) -> Attenuation:
-    """Measure which share of a partial correlation further controls take away ("Fingerprint, Not Blueprint", Table 3).
+    """Compute the share of a partial correlation that further controls remove ("Fingerprint, Not Blueprint", Table 3).
+
+    >>> import pandas as pd, tlspectral as tls
+    >>> columns = {"x": [1, 2, 3, 4, 5, 7], "y": [1, 3, 2, 5, 4, 6], "z": [1, 3, 2, 4, 4, 7]}
+    >>> heads = pd.DataFrame({"layer": [0, 0, 1, 1, 2, 2], **columns})
+    >>> result = tls.stats.attenuation(heads, "z", x="x", y="y", base=())
+    >>> round(result.before.statistic, 2), round(result.after.statistic, 2)
+    (0.89, 0.09)
+    >>> round(result.statistic, 2)
+    0.9
+
+    Use it to ask how much of a relation two columns share with other columns of the table.
 
     Args:
-        heads: one row per head, of one model at one step.
-        controls: the column or columns added.
-        x, y: the columns correlated.
-        base: the controls both sides have.
-        method: of `partial_spearman`; FP prints both, and they differ materially.
-        level, seed: of the interval, as in `layer_bootstrap`.
-        draws: resamples for the interval of the share, 0 for none.
+        table: one row per head, of one model at one step, with a column `layer`.
+        controls: name or names of the added control columns. Default: "rope_imag_frac" and "freq_centroid".
+        x, y: names of the two correlated columns. Default: "D_head" and "prev".
+        base: name or names of the controls in both correlations. Default: "dir_frac".
+        method: "hybrid" (default): regress raw values on the controls, then rank the residuals. "rank": rank first. The
+            paper prints both, and they can differ much.
+        draws: number of resamples of layers for the interval; 0 (default) gives no interval.
+        level, seed: level of the interval (default 0.95) and seed of the resampling (default 0).
 
     Returns:
-        `Attenuation`. Rows with a NaN in any column used are left out of both sides and counted. The interval is NaN,
-        with a reason, where the interval of the correlation before controls contains 0: a share of it is unbounded.
+        `Attenuation` with `.statistic` (1 - after / before, no unit), `.before` and `.after` (correlations, each with
+            `.statistic`), `.interval`, `.n`, `.n_dropped` (rows with NaN) and `.reason`. The interval is NaN, with a
+            reason, if the interval of the first correlation contains 0, because the share is then unbounded.
 
     Raises:
-        ValueError: no control to add, a column that the table lacks, heads of several models or steps, infinite values
-            under `"hybrid"`, an unknown method, one draw or fewer than none, or a level outside (0, 1).
+        ValueError: `controls` is empty, the table lacks a column or has several models or steps, a value is infinite
+            under "hybrid", the method is unknown, `draws` is 1 or negative, or `level` is outside (0, 1).
 
-    What it does not establish: mediation, nor an exact interval: of simulated tables with 12 layers it leaves out the
-    truth in 5.9 to 7.1 %, where 5 % is nominal (docs/statistics.md). Controls are taken out by a line, see
-    `partial_spearman`: a curve leaves a correlation to attenuate where there is none. All these columns come from the
-    same weights: it says how much variance they share, not which of them does the work.
+    Not established: mediation. All columns come from the same weights; the share says how much variance they have in
+    common. It is wrong if x follows a control along a curve. More: docs/statistics.md
     """
     require_known("method", method, get_args(RankMethod))
     if not controls:
-        raise ValueError("name at least one control to add")
+        raise ValueError("controls is empty: name at least one control to add")
     if draws:
         _check_resampling(draws, level)
     base = as_names(base)
-    variables, clusters = _complete(heads, [x, y, *base, *as_names(controls)])
+    variables, clusters = _complete(table, [x, y, *base, *as_names(controls)])
     short = 2 + len(base)
     before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
     n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
@@ -223,7 +251,7 @@ def attenuation(
         reason = "there is no correlation to attenuate"
     share = 1 - after.statistic / before.statistic if reason is None else math.nan
     if not draws:
-        reason = reason or "no interval was asked for (draws=0)"
+        reason = reason or "draws=0 gives no interval"
     elif reason is None:
         befores = _over_resamples(
             clusters, draws, seed, lambda rows: residual_correlation(variables[rows, :short], method)[0]
@@ -233,7 +261,7 @@ def attenuation(
         n_degenerate = int(np.isnan(shares).sum())
         (low, high), reason = _interval_or_reason(befores, level, n_clusters)
         if reason is None and low <= 0 <= high:
-            reason = f"the correlation before controls may be 0 ({low:.3f} to {high:.3f}): a share of it is unbounded"
+            reason = f"the correlation before controls may be 0 ({low:.3f} to {high:.3f}), so its share is unbounded"
         if reason is None:
             interval, reason = _interval_or_reason(shares, level, n_clusters)
     return Attenuation(
@@ -242,7 +270,7 @@ def attenuation(
         statistic=share,
         interval=interval,
         n=len(variables),
-        n_dropped=len(heads) - len(variables),
+        n_dropped=len(table) - len(variables),
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=n_degenerate,
@@ -254,16 +282,20 @@ def attenuation(
 
 
 def _check_resampling(draws: int, level: float) -> None:
+    """Raise ValueError unless `draws` is at least 2 and `level` lies between 0 and 1."""
     if draws < 2:
-        raise ValueError(f"an interval needs at least two draws, found draws={draws}")
+        raise ValueError(f"an interval needs at least two draws, found draws={draws}: give more, such as draws=2000")
     if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, found {level}")
+        raise ValueError(f"level must lie between 0 and 1, found {level}: give for example level=0.95")
 
 
 def _complete(
     heads: pd.DataFrame, names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
-    """Return the named columns and the layer of the rows that lack none of them."""
+    """Return the rows without NaN: the named columns [rows, variables], and the layer of each row, numbered from 0.
+
+    Raises ValueError if the table lacks a column or mixes several models or steps.
+    """
     require_columns(heads, ["layer"])
     require_one_population(heads)
     variables, clusters = table_columns(heads, names), pd.factorize(heads["layer"], sort=True)[0]
@@ -274,9 +306,10 @@ def _complete(
 def _over_resamples(
     clusters: Int64[np.ndarray, "rows"], draws: int, seed: int, statistic: Callable[[np.ndarray], float]
 ) -> Float64[np.ndarray, "draws"]:
-    """Compute the statistic of the rows of each resample; all NaN with too few clusters to resample.
+    """Return the statistic of each of `draws` resamples of clusters; all NaN with fewer than three clusters.
 
-    A resample has as many clusters as there are, drawn with replacement, with all their rows.
+    `clusters`: cluster (layer) of each row. `statistic`: function of the row numbers of a resample. A resample has as
+    many clusters as the table, drawn with replacement, each with all its rows.
     """
     if len(np.unique(clusters)) < FEWEST_CLUSTERS:
         return np.full(draws, np.nan)
@@ -288,7 +321,10 @@ def _over_resamples(
 def _interval_or_reason(
     resampled: Float64[np.ndarray, "draws"], level: float, n_clusters: int
 ) -> tuple[tuple[float, float], str | None]:
-    """Return the percentile interval of the values that are not NaN, or NaN and the reason."""
+    """Return (low, high) and None, or two NaN and the reason why no interval can be given.
+
+    The interval has the percentiles of the resampled values that are not NaN, at the given level.
+    """
     usable = resampled[~np.isnan(resampled)]
     if n_clusters < FEWEST_CLUSTERS:
         return (math.nan, math.nan), f"{n_clusters} clusters are fewer than {FEWEST_CLUSTERS}"

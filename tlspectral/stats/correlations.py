@@ -16,23 +16,25 @@ from tlspectral.stats.values import Values, as_controls, as_values, complete_row
 from tlspectral.tables.html_summary import html_summary
 
 RankMethod = Literal["hybrid", "rank"]
-"""Ranks are taken of what the controls leave of the raw values (`hybrid`), or of all values first (`rank`)."""
+"""Where ranks enter: "hybrid" ranks the residuals of the raw values, "rank" ranks all values before the regression."""
 
 
 @dataclass(frozen=True)
 class PartialCorrelation:
-    """A correlation of x and y after controls have been taken out of both.
+    """A rank correlation of x and y after controls were removed from both; `tls.stats.partial_spearman` returns it.
 
     Attributes:
-        statistic: the correlation, -1 to 1; NaN where it has no meaning.
-        pvalue: two-sided, of Student's t. With `n - 2 - n_controls` degrees of freedom and rows taken as independent;
-            within layers with `n_layers - 1`, layers taken as independent.
+        statistic: the correlation, -1 to 1, or NaN.
+        pvalue: two-sided p of Student's t. Without layers it has `n - 2 - n_controls` degrees of freedom and takes rows
+            as independent. Within layers it has `n_layers - 1` degrees of freedom and takes layers as independent.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
-        n_controls: linearly independent controls; a constant or repeated one is not counted.
-        method: `"hybrid"` or `"rank"`.
+        n_controls: linearly independent controls; a constant or repeated control is not counted.
+        method: "hybrid" or "rank".
         reason: why the statistic is NaN, else None.
-        n_layers: layers with two or more heads; None where rows were not compared within layers.
+        n_layers: layers with two or more heads; None if rows were not compared within layers.
+
+    Not established: causation; or significance, if rows depend on each other and no layers were given.
     """
 
     _repr_html_ = html_summary
@@ -55,41 +57,51 @@ def partial_spearman(
     method: RankMethod = "hybrid",
     layers: Values | None = None,
 ) -> PartialCorrelation:
-    """Return the rank correlation of x and y, the controls taken out of both (FP sections 5 to 7, Tables 2 and 3).
+    """Return the rank correlation of x and y with controls removed from both.
+
+    Use it to test whether two columns of a head table are related beyond a third. Give `layers` for a p-value that can
+    be trusted. The method is that of "Fingerprint, Not Blueprint", sections 5 to 7.
+
+    >>> import tlspectral as tls
+    >>> x, y, control = [1, 2, 3, 4, 5, 7], [1, 3, 2, 5, 4, 6], [1, 3, 2, 4, 4, 7]
+    >>> round(tls.stats.partial_spearman(x, y, control).statistic, 2)
+    0.09
 
     Args:
         x, y: numbers, [rows].
-        controls: Series or [rows], or several as DataFrame or [rows, controls]; none at all ([rows, 0]) gives the plain
-            Spearman correlation.
-        method: `"hybrid"`, FP's default: least squares with intercept of the raw x and y on the raw controls, then
-            Spearman of the residuals. `"rank"`: x, y and every control as ranks first, least squares, then Pearson;
-            unchanged by monotone maps of any variable. The two can differ materially where a variable has a heavy tail.
-        layers: the layer of each row, [rows], of one model. Heads are then compared with heads of their own layer: the
-            statistic is the correlation within layers, and its p does not take heads as independent.
+        controls: numbers, [rows] or [rows, controls], or a DataFrame; [rows, 0] gives the plain Spearman correlation.
+        method:
+            - "hybrid" (default, as in the paper): regress the raw x and y on the raw controls, then rank the residuals.
+            - "rank": rank x, y and every control first, regress, then take Pearson's correlation.
+        layers: layer of each row, [rows], of one model. Heads are then compared only within their layer, and the
+            p-value does not assume independent heads. Default: None.
 
     Returns:
-        `PartialCorrelation`. Rows with a NaN or a masked value, or without a layer, are left out and counted. NaN with
-        a reason where x or y is constant, is a linear function of the controls, or too few rows or layers are left.
+        `PartialCorrelation` with `.statistic` (-1 to 1), `.pvalue` (two-sided t test), `.n`, `.n_dropped` (rows with a
+            missing value or layer, left out), `.n_controls`, `.n_layers` and `.reason`. The statistic is NaN, with a
+            reason, if x or y is constant or a linear function of the controls, or if too few rows or layers are left.
 
     Raises:
-        ValueError: different lengths, not numbers, an infinite value under `"hybrid"`, an unknown method, or pandas
-            objects with the same index in different orders.
+        ValueError: lengths differ, values are not numbers, a value is infinite under "hybrid", the method is unknown,
+            or pandas objects have the same index in different orders.
 
-    What it does not establish: significance without `layers`. That p is the paper's and takes heads as independent: at
-    nominal 5 % it rejects 8.2 to 9.9 % of simulated tables with an intra-class correlation of 0.2, and
-    14.9 to 26.3 % with 0.4; with `layers` 3.4 to 6.3 % (docs/statistics.md). Nor causation, nor that a
-    control has been taken out in full if it is noisy, or if x follows it by a curve: `"hybrid"` then rejects up to
-    99.9 % of simulated tables without a relation, `"rank"` at most 8.7 % (docs/results/error_rates.md, last table).
+    Not established: causation, or significance without `layers`: that p takes heads as independent and is too small. A
+    noisy control, or a control that x follows along a curve, is not removed in full. More: docs/statistics.md
     """
     require_known("method", method, get_args(RankMethod))
     require_aligned(x=x, y=y, controls=controls, layers=layers)
     columns = as_values(x, "x"), as_values(y, "y"), as_controls(controls)
     if len({len(column) for column in columns}) > 1:
-        raise ValueError(f"x, y and controls must have as many rows each, found {[len(column) for column in columns]}")
+        raise ValueError(
+            f"x, y and controls must have equally many rows, found {[len(column) for column in columns]}: choose the "
+            "same rows of each"
+        )
     if layers is None:
         return partial_correlation(np.column_stack(columns), method)
     if len(layers) != len(columns[0]):
-        raise ValueError(f"layers must have a label for each of {len(columns[0])} rows, found {len(layers)}")
+        raise ValueError(
+            f"layers has {len(layers)} entries and x has {len(columns[0])} rows: give the layer of each row"
+        )
     numbers = pd.factorize(np.asarray(layers), sort=True)[0]
     if isinstance(layers, np.ma.MaskedArray):
         numbers = np.where(np.ma.getmaskarray(layers), -1, numbers)
@@ -101,15 +113,20 @@ def partial_correlation(
     method: RankMethod,
     layers: Int64[np.ndarray, "rows"] | None = None,
 ) -> PartialCorrelation:
-    """Compute `partial_spearman` of a matrix whose columns are x, y and then the controls. A layer of -1 is none."""
+    """Return the partial rank correlation of the first two columns of a matrix, with the other columns as controls.
+
+    `layers`: layer of each row, -1 if unknown; heads are then compared within layers. Rows with NaN or an unknown layer
+    are left out. `method`: "hybrid" or "rank", as in `partial_spearman`. Raises ValueError for infinite values under
+    "hybrid".
+    """
     complete = complete_rows(variables)
     if layers is not None:
         complete &= layers >= 0
     used, n = variables[complete], int(complete.sum())
     if method == "hybrid" and np.isinf(used).any():
         raise ValueError(
-            f"{int(np.isinf(used).any(1).sum())} rows hold an infinite value, to which no line can be fitted: "
-            "leave them out, or use method='rank'"
+            f"{int(np.isinf(used).any(1).sum())} rows have an infinite value, and method='hybrid' cannot fit a line to "
+            "it: leave these rows out, or use method='rank'"
         )
     counts: dict[str, Any] = {"n": n, "n_dropped": len(complete) - n, "method": method}
     if layers is not None:
@@ -123,7 +140,10 @@ def partial_correlation(
 def residual_correlation(
     variables: Float64[np.ndarray, "rows variables"], method: RankMethod
 ) -> tuple[float, int, str | None]:
-    """Return the statistic, the number of independent controls, and why the statistic is NaN. Rows have no NaN."""
+    """Return the partial correlation, the number of independent controls, and the reason if it is NaN (else None).
+
+    `variables`: columns x, y and controls, without NaN. `method`: "hybrid" ranks residuals; "rank" ranks columns first.
+    """
     if len(variables) < 3:
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
     if method == "rank":
@@ -138,11 +158,11 @@ def residual_correlation(
 
 @dataclass(frozen=True, eq=False)
 class FalseDiscovery:
-    """Adjusted p-values, in the order the p-values came in.
+    """P-values adjusted by Benjamini and Hochberg, in the order of the input; `benjamini_hochberg` returns it.
 
     Attributes:
-        q: Benjamini and Hochberg's, [tests]: the smallest false discovery rate at which the test is rejected.
-        n: tests in the family, those with a NaN not counted.
+        q: adjusted p-values [tests]: the smallest false discovery rate at which the test is rejected.
+        n: number of tests in the family, without NaN.
     """
 
     _repr_html_ = html_summary
@@ -152,35 +172,50 @@ class FalseDiscovery:
 
 
 def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
-    """Control the false discovery rate of one family of tests by Benjamini and Hochberg (FP Table 4).
+    """Adjust the p-values of one family of tests for the false discovery rate (Benjamini and Hochberg).
+
+    >>> import tlspectral as tls
+    >>> tls.stats.benjamini_hochberg([0.01, 0.02, 0.5]).q.round(2).tolist()
+    [0.03, 0.03, 0.5]
+
+    Use it if you test many heads at once. Tests with q below .05 have an expected share of false discoveries of 5 %.
 
     Args:
-        pvalues: [tests], from 0 to 1. A NaN is no test: its q is NaN and it does not count in the family.
+        pvalues: [tests], from 0 to 1. A NaN does not count as a test, and its q is NaN.
+
+    Returns:
+        `FalseDiscovery` with `.q`, the adjusted p-values [tests] from 0 to 1, and `.n`, the number of tests.
 
     Raises:
-        ValueError: not one-dimensional, or a p-value outside [0, 1].
+        ValueError: `pvalues` is not one-dimensional, or a value is outside [0, 1].
 
-    What it does not establish: control under negative dependence between the tests, or that the family was chosen
-    before the p-values were seen.
+    Not established: control if tests depend on each other negatively, or if the family was chosen after the p-values
+    were seen.
     """
-    given = as_values(pvalues, "pvalues")
-    tested = ~np.isnan(given)
-    p = given[tested]
+    values = as_values(pvalues, "pvalues")
+    tested = ~np.isnan(values)
+    p = values[tested]
     if ((p < 0) | (p > 1)).any():
-        raise ValueError(f"p-values lie between 0 and 1, found {p[(p < 0) | (p > 1)][0]}")
-    q = np.full(len(given), np.nan)
+        raise ValueError(
+            f"pvalues must lie between 0 and 1, found {p[(p < 0) | (p > 1)][0]}: give p-values, not scores"
+        )
+    q = np.full(len(values), np.nan)
     if len(p):
         q[tested] = scipy.stats.false_discovery_control(p)
     return FalseDiscovery(q, len(p))
 
 
 def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
+    """Return Pearson's correlation of two columns that are not constant."""
     x, y = (pair - pair.mean(0)).T
     return float(np.clip(x @ y / math.sqrt((x @ x) * (y @ y)), -1, 1))
 
 
 def student_pvalue(correlation: float, freedom: int) -> float:
-    """Return a correlation's two-sided p by Student's t; NaN if the correlation is NaN or has no degree of freedom."""
+    """Return the two-sided p of a correlation by Student's t with `freedom` degrees of freedom.
+
+    The result is NaN if the correlation is NaN or `freedom` is below 1.
+    """
     if math.isnan(correlation) or freedom < 1:
         return math.nan
     if abs(correlation) == 1:

@@ -1,4 +1,4 @@
-"""Interval and p of a correlation over heads from leaving out one layer after another."""
+"""Interval and p-value of a correlation over heads, from leaving out one layer after another."""
 
 import math
 
@@ -6,18 +6,19 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float64
 
-# With two clusters a resample has three different outcomes, and the spread between clusters one degree of freedom.
+# Two clusters are too few: a resample has three outcomes, and the spread between clusters one degree of freedom.
 FEWEST_CLUSTERS = 3
 
 
 def jackknife(
     correlation: float, left_out: Float64[np.ndarray, "clusters"], level: float
 ) -> tuple[tuple[float, float], float]:
-    """Return interval and two-sided p by Student's t, with as many degrees of freedom as clusters less one.
+    """Return the interval (low, high) and the two-sided p of a correlation, from leaving out one cluster at a time.
 
-    `left_out` are the correlations without each cluster. The jackknife's standard error is larger than the standard
-    deviation over resamples, which with few clusters is too small (MacKinnon, Nielsen and Webb 2023). NaN with fewer
-    than three clusters, or where there is no correlation without one of them.
+    Both use Student's t with clusters - 1 degrees of freedom. `left_out[i]`: the correlation without cluster i.
+    `level`: level of the interval, such as 0.95. The jackknife's standard error is larger than the standard deviation
+    over resamples, which is too small for few clusters (MacKinnon, Nielsen and Webb 2023). All three numbers are NaN
+    for fewer than three clusters, or if a correlation is NaN.
     """
     n = len(left_out)
     if n < FEWEST_CLUSTERS or math.isnan(correlation) or np.isnan(left_out).any():

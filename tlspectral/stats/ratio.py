@@ -1,20 +1,22 @@
-"""An interval for a ratio of two means over the same observations, and the share of cases that a sample can miss."""
+"""An interval for the ratio of two means over the same observations, and the share of cases that a sample can miss."""
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Float64
 
 LEAST_SPREAD = 0.05
-"""Residuals with a smaller standard deviation, as a share of the mean of `whole`, give no interval."""
+"""Smallest standard deviation of residuals, as a share of the mean of `whole`, for which an interval is given."""
 
 
 def unseen_share(n: int, level: float = 0.95) -> float:
     """Return the largest share of cases that `n` independent draws all miss with probability 1 - `level`.
 
+    A kind of case with a smaller share than this can be absent from a sample of `n` cases.
+
     >>> [round(unseen_share(n), 2) for n in (8, 32)]
     [0.31, 0.09]
 
-    Source: the exact upper limit of a binomial share of which none was seen (Clopper and Pearson 1934).
+    Source: the exact upper limit of a binomial share if none was seen (Clopper and Pearson 1934).
     """
     return 1 - (1 - level) ** (1 / n)
 
@@ -22,31 +24,32 @@ def unseen_share(n: int, level: float = 0.95) -> float:
 def ratio_interval(
     part: Float64[np.ndarray, "observations"], whole: Float64[np.ndarray, "observations"], level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the interval of mean(part) / mean(whole) by Fieller's theorem.
+    """Return the interval (low, high) of mean(part) / mean(whole) by Fieller's theorem.
 
     >>> import numpy as np
-    >>> low, high = ratio_interval(np.array([1.0, 2.5, 2.5, 4.5]), np.array([2.0, 4.0, 6.0, 8.0]))
+    >>> part, whole = np.array([1.0, 2.5, 2.5, 4.5]), np.array([2.0, 4.0, 6.0, 8.0])
+    >>> low, high = ratio_interval(part, whole)
     >>> round(low, 2), round(high, 2)
     (0.26, 0.79)
 
-    The interval holds the ratios r at which a t test of `part - r * whole` does not reject a mean of 0. Normal
-    observations are covered at exactly `level`. Other distributions were simulated: docs/results/error_rates.md.
+    The interval contains every ratio r for which a t test of `part - r * whole` does not reject a mean of 0. It covers
+    at exactly `level` for normal observations. Simulations for other distributions: docs/results/error_rates.md.
 
     Args:
         part: numerator of each observation.
         whole: denominator of the same observations.
-        level: share of samples whose interval holds the ratio.
+        level: share of samples whose interval contains the ratio. Default: 0.95.
 
     Returns:
-        The two ends. Two NaN for fewer than two observations, for a mean of `whole` that does not differ from 0 at this
-        level, and where the residuals `part - ratio * whole` have a standard deviation below `LEAST_SPREAD` of the mean
-        of `whole`. A sample with such small residuals holds no observation in which `part` fails, so it cannot say
-        how often that happens: see `unseen_share`.
+        Low and high end. Both are NaN for fewer than two observations, if the mean of `whole` does not differ from 0 at
+            this level, or if the residuals `part - ratio * whole` have a standard deviation below 0.05 of the mean of
+            `whole`. A sample with such small residuals contains no observation in which `part` fails, so it cannot show
+            how often that happens: see `unseen_share`.
 
     Source: Fieller 1954, "Some problems in interval estimation".
 
-    What it does not establish: anything of observations that are not drawn independently, of a `part` that was chosen
-    because it is large on them, or of a kind of case that is rare enough to be missing from the sample.
+    Not established: anything about observations that are not independent, about a `part` that was chosen because it is
+    large on these observations, or about kinds of cases that the sample misses because they are rare.
     """
     n = len(part)
     if n < 2:

@@ -1,6 +1,6 @@
-"""What linear controls leave of columns, and the partial rank correlation within layers, with its p over layers.
+"""Residuals of columns after linear controls, and the partial rank correlation within layers with its p over layers.
 
-Constant, explained and tied values are found in spite of rounding.
+Constant, explained and tied values are recognised in spite of rounding.
 """
 
 import math
@@ -23,10 +23,13 @@ _EXPLAINED = 1e-10
 def residuals(
     values: Float64[np.ndarray, "rows columns"], controls: Float64[np.ndarray, "rows controls"], names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows columns"], int, str | None]:
-    """Compute the residuals of each column by least squares on the controls, with an intercept; all are finite.
+    """Regress each column of `values` on the controls, with an intercept, by least squares. Return three things.
 
-    Returns the residuals (the columns themselves where no control varies), the number of linearly independent controls,
-    and which of `names` is constant or a linear function of the controls, else None.
+    `names`: names of the columns in the reason. All values must be finite.
+
+    Returns:
+        Residuals [rows, columns] (the columns themselves if no control varies); the number of linearly independent
+            controls; and a reason if a column is constant or a linear function of the controls, else None.
     """
     for column, name in zip(values.T, names, strict=True):
         if (column == column[0]).all():
@@ -46,7 +49,10 @@ def residuals(
 
 
 def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.ndarray, "rows"]:
-    """Replace values that are no more than `closest` above the next lower one by that one."""
+    """Return the values with near ties made equal, so that rounding does not order them.
+
+    A value becomes equal to the next lower value if they differ by at most `closest`.
+    """
     order = np.argsort(values)
     ascending = values[order]
     starts = np.concatenate([[True], ascending[1:] - ascending[:-1] > closest])
@@ -56,7 +62,7 @@ def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.nda
 
 
 def _standardised(controls: Float64[np.ndarray, "rows controls"]) -> Float64[np.ndarray, "rows varying"]:
-    """Return the controls that vary, each with mean 0 and variance 1."""
+    """Return the controls that vary, each with mean 0 and variance 1; constant controls are left out."""
     centred = controls - controls.mean(0)
     spread = np.sqrt((centred**2).mean(0))
     varying = spread > _TIE * np.abs(controls).max(0, initial=0)
@@ -68,16 +74,17 @@ def correlation_within_layers(
     layers: Int64[np.ndarray, "rows"],
     method: Literal["hybrid", "rank"],
 ) -> tuple[float, float, int, int, str | None]:
-    """Return statistic, p, independent controls, layers used, and why the numbers are NaN. Rows have no NaN.
+    """Return statistic, p, number of independent controls, number of layers used, and a reason if the numbers are NaN.
 
-    The columns are x, y and then the controls. The mean of each layer is subtracted from every column, so that
-    differences between layers do not count. Each layer contributes the sum over its heads of the product of both ranks.
-    Without a correlation these sums have mean 0. They are independent if layers are, however the heads of a layer
-    depend on each other. p is from a t test over the sums.
+    `variables`: columns x, y and controls, without NaN. `layers`: layer of each row. `method`: "hybrid" ranks the
+    residuals, "rank" ranks the columns first. The mean of each layer is subtracted from every column, so only
+    differences within layers count. Each layer contributes the sum over its heads of the product of the ranks of x and
+    y. Without a correlation these sums have mean 0. They are independent if layers are, even if heads of a layer depend
+    on each other. p comes from a t test over these sums.
     """
     layers = np.unique(layers, return_inverse=True)[1]
     sizes = np.bincount(layers)
-    n_layers = int((sizes > 1).sum())  # a layer of one head has nothing to be compared with
+    n_layers = int((sizes > 1).sum())  # a single head cannot be compared within its layer
     if n_layers < FEWEST_CLUSTERS:
         return math.nan, math.nan, 0, n_layers, f"{n_layers} layers with two heads are fewer than {FEWEST_CLUSTERS}"
     if method == "rank":
@@ -99,7 +106,10 @@ def correlation_within_layers(
 
 
 def _student(contributions: Float64[np.ndarray, "layers"]) -> float:
-    """Return the two-sided p of a t test for mean 0; 1 where all are 0, as where x and y vary in no common layer."""
+    """Return the two-sided p of a t test of the contributions for mean 0; 1 if all contributions are 0.
+
+    All are 0 if x and y do not both vary in any layer.
+    """
     if not contributions.any():
         return 1.0
     error = contributions.std(ddof=1) / math.sqrt(len(contributions))

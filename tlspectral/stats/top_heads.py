@@ -1,4 +1,4 @@
-"""Within-model percentiles of the strongest heads."""
+"""Percentiles of the strongest heads within their model."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
+from tlspectral.errors import earlier_calls
 from tlspectral.stats.values import require_one_population, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 
 @dataclass(frozen=True)
 class TopHeadPercentile:
-    """Within-model percentiles of the k strongest heads.
+    """Percentiles, within their model, of the k strongest heads; `tls.stats.top_head_percentile` returns it.
 
     Attributes:
-        statistic: median of `percentiles`: FP's, rank / n.
-        statistic_midrank: the same with `(rank - 1/2) / n`, which is 1/2 on average for heads taken at random whatever
-            the number of heads.
-        percentiles: rank / n of each of the heads, ties sharing their mean rank, strongest head first.
-        heads: (layer, head) of each.
-        k: heads taken.
-        n: heads ranked.
-        n_dropped: heads left out because the column is NaN (not ranked) or the behaviour is (ranked, not taken).
-        tied_at_border: heads not taken whose behaviour equals the behaviour of the last one taken.
+        statistic: median over the k heads of rank / n. 1 is the largest value of the ranked column.
+        statistic_midrank: the same with `(rank - 1/2) / n`. Random heads have 1/2 on average, for any number of heads.
+        percentiles: rank / n of each of the k heads, strongest head first; tied heads share their mean rank.
+        heads: (layer, head) of each of the k heads.
+        k: number of heads taken.
+        n: number of heads ranked.
+        n_dropped: heads left out because `column` is NaN (not ranked) or `by` is NaN (ranked, not taken).
+        tied_at_border: heads left out whose `by` equals the `by` of the last head taken.
         method: the rule, in words.
     """
 
@@ -42,37 +42,53 @@ class TopHeadPercentile:
     method: str
 
 
+@earlier_calls(heads="table")
 def top_head_percentile(
-    heads: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
+    table: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
 ) -> TopHeadPercentile:
-    """Return the median within-model percentile of the k strongest heads (FP Table 2, last column).
+    """Return how high the k strongest heads of one column rank in another column, within their model.
+
+    >>> import pandas as pd, tlspectral as tls
+    >>> heads = pd.DataFrame({"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1]})
+    >>> heads = heads.assign(D_head=[0.1, 0.4, 0.3, 0.2], prev=[0.0, 0.9, 0.8, 0.1])
+    >>> result = tls.stats.top_head_percentile(heads, k=2)
+    >>> result.percentiles, result.statistic
+    ((1.0, 0.75), 0.875)
+
+    Use it to ask whether heads with a strong behaviour have unusual values in another column ("Fingerprint, Not
+    Blueprint", Table 2, last column).
 
     Args:
-        heads: one row per head of one model, with `layer` and `head`.
-        column: what is ranked within the model.
-        by: what the strongest heads are taken by. Among equal ones the lower layer goes first, then the lower head;
-            `tied_at_border` says how many were left out that way.
-        k: heads taken.
+        table: one row per head of one model, with `layer` and `head`.
+        column: the column that is ranked, from lowest to highest. Default: "D_head".
+        by: the column that chooses the strongest heads. Default: "prev". Among equal heads the lower layer goes first,
+            then the lower head.
+        k: number of strongest heads. Default: 5.
 
     Returns:
-        `TopHeadPercentile`. Heads whose column is NaN are not ranked, those whose behaviour is NaN cannot be taken.
+        `TopHeadPercentile` with `.percentiles` (rank / n in `column` of each of the k heads, strongest first; 1 is the
+            largest value), `.statistic` (their median), `.statistic_midrank` (median of (rank - 1/2) / n, which is 1/2
+            on average for random heads), `.heads` (layer and head), `.k`, `.n` (heads ranked), `.n_dropped` (heads with
+            NaN in `column`, not ranked, or in `by`, not taken) and `.tied_at_border` (heads left out that equal the
+            last head taken).
 
     Raises:
-        ValueError: a column that the table lacks, heads of several models or steps, k below 1, or fewer than k heads
-            with both numbers.
+        ValueError: the table lacks a column or has several models or steps, `k` is below 1, or fewer than k heads have
+            both numbers.
 
-    What it does not establish: that heads of this kind have this rank: the median of five can hide two that do not.
+    Not established: that all heads of this kind have this rank. The median of five can hide two that do not. No p-value
+    is given: k heads of one model are not independent.
     """
-    ranked, strength, layer, head = table_columns(heads, [column, by, "layer", "head"]).T
-    require_one_population(heads)
+    ranked, strength, layer, head = table_columns(table, [column, by, "layer", "head"]).T
+    require_one_population(table)
     known = ~np.isnan(ranked)
     usable = np.flatnonzero(known & ~np.isnan(strength))
     if k < 1:
-        raise ValueError(f"k must be at least 1, found {k}")
+        raise ValueError(f"k must be at least 1, found {k}: give the number of strongest heads")
     if k > len(usable):
-        raise ValueError(f"k={k} heads were asked for, and {len(usable)} have both {column} and {by}")
+        raise ValueError(f"k={k}, but only {len(usable)} heads have both {column} and {by}: give a smaller k")
     n = int(known.sum())
-    ranks = np.full(len(heads), np.nan)
+    ranks = np.full(len(table), np.nan)
     ranks[known] = scipy.stats.rankdata(ranked[known])
     order = usable[np.lexsort((head[usable], layer[usable], -strength[usable]))]
     strongest = order[:k]
@@ -83,7 +99,7 @@ def top_head_percentile(
         heads=tuple((int(layer[row]), int(head[row])) for row in strongest),
         k=k,
         n=n,
-        n_dropped=len(heads) - len(usable),
+        n_dropped=len(table) - len(usable),
         tied_at_border=int((strength[order[k:]] == strength[strongest[-1]]).sum()),
         method=f"median of rank / n of {column} over the top {k} by {by}, ties by layer and head",
     )

@@ -1,6 +1,7 @@
-"""Documented tables, their files, and long work in parts.
+"""Tables whose columns are documented, their files, and long work that is stored in parts.
 
-Only looking up the tables of other rooms loads torch and TransformerLens."""
+Importing this room does not load torch. Looking up a table of another room (`describe_table`) does.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -22,5 +23,5 @@ __all__ = [
     "write_table",
 ]
 
-# `analyze_heads` without a folder needs neither files nor the other tables.
+# Names are imported on first use, because `analyze_heads` without a folder needs no file code.
 __getattr__, __dir__ = lazy_names(__name__)

@@ -1,7 +1,7 @@
-"""Files of unfinished work: each job has its own, and a finished one appears whole or not at all.
+"""Write files of unfinished work so that a finished file appears whole or not at all.
 
-Nothing is locked, so a job that dies blocks no other. A file is published by a link or a rename, each of which is one
-step on network file systems too.
+Each job writes a file of its own. Nothing is locked, so a job that dies blocks no other job. A finished file is
+published by a link or a rename. Both are a single step on network file systems too.
 """
 
 import os
@@ -22,20 +22,20 @@ _OLD = 24 * 3600.0  # seconds since the last change; a live job on another machi
 def whole_file(
     path: str | os.PathLike[str], *, replace: bool = True, unfinished_in: Path | None = None
 ) -> Iterator[Path]:
-    """Yield a path to write to; the file there becomes `path` when the block ends without an error.
+    """Yield a temporary path to write to; when the block ends without an error, that file becomes `path`.
 
     Args:
-        path: path of the finished file. A link is followed: the file it names is replaced.
-        replace: whether a file at `path` is replaced. If not, a file that is there by then stays, and the written one
-            is dropped.
-        unfinished_in: folder of the file while it is written, on the same file system; the folder of `path` by default.
+        path: path of the finished file. If it is a link, the file that the link names is replaced.
+        replace: True replaces a file at `path`. False keeps a file that stands at `path` when the block ends, and drops
+            the new file.
+        unfinished_in: folder of the temporary file, on the same file system. Default: the folder of `path`.
 
     Yields:
-        A path of `unfinished_path`. If the block raises, interrupts included, that file is removed and the file at
-        `path`, if there is one, stays as it was.
+        A path made by `unfinished_path`. If the block raises, interrupts included, the temporary file is removed and
+        `path` is unchanged.
 
     Raises:
-        FileNotFoundError: the folder does not exist.
+        FileNotFoundError: the folder of `path` does not exist.
         IsADirectoryError: `path` is a folder.
     """
     target = Path(os.path.realpath(Path(path).expanduser()))
@@ -43,7 +43,7 @@ def whole_file(
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: the folder {target.parent} does not exist, make it first")
-    # tempfile would make the file readable by its owner only, and os.replace would keep that.
+    # Not tempfile: its files are readable by their owner only, and os.replace keeps these permissions.
     partial = unfinished_path(target, unfinished_in)
     try:
         yield partial
@@ -56,7 +56,7 @@ def whole_file(
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Make `partial` also the file `target`, unless there is one."""
+    """Make the finished file `partial` appear as `target` in one step; if `target` exists, leave it as it is."""
     try:
         os.link(partial, target)
     except FileExistsError:
@@ -67,10 +67,11 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def unfinished_path(target: Path, folder: Path | None = None) -> Path:
-    """Return a hidden path for what becomes `target`, which no other process or thread uses.
+    """Return a hidden path for the temporary file of `target`, in `folder` (default: the folder of `target`). No file
+    is made.
 
-    It names machine and process, for `remove_left_overs`. It does not end as `target` does, because readers of
-    `FOLDER/*.parquet` such as duckdb take hidden files too.
+    No other process or thread uses the path. Its name contains machine and process number, which `remove_left_overs`
+    reads. It ends in ".part" because readers of `FOLDER/*.parquet` such as duckdb also read hidden files.
     """
     host = _host()
     name = f".{target.name[:40]}.{host}-{os.getpid()}-{secrets.token_hex(4)}.part"
@@ -78,9 +79,10 @@ def unfinished_path(target: Path, folder: Path | None = None) -> Path:
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove unfinished files and folders of dead jobs, at any depth.
+    """Remove unfinished files and folders of dead jobs (names that `unfinished_path` makes) anywhere below `folder`.
 
-    A job counts as dead if its file was not changed for a day and, where it ran on this machine, its process is gone.
+    A job counts as dead if its file was not changed for a day. If the job ran on this machine, its process must be gone
+    too.
     """
     for parent, folders, files in os.walk(folder):
         for name in [*folders, *files]:
@@ -94,16 +96,20 @@ def remove_left_overs(folder: Path) -> None:
 
 
 def _host() -> str:
+    """Return the name of this machine, at most 32 letters, digits and hyphens."""
     return re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname())[:32]
 
 
 def _is_running(process: int) -> bool:
+    """Return whether a process with this number (pid) runs on this machine; always False on Windows, where asking would
+    end it.
+    """
     if os.name == "nt":  # os.kill would interrupt the process there
         return False
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # of another user; no number of a process
+    except (OSError, OverflowError):  # a process of another user; a number that is too large for a process
         return True
     return True

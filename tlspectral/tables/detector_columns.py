@@ -1,7 +1,7 @@
-"""The detectors: which keys each scores, and what its columns mean.
+"""The detectors: which key each detector scores, and the texts of its columns.
 
-A detector is added here. The code that measures it, the columns of the head table and of `detect_heads`, the comparison
-of two tables, edges and the report all read these records, which therefore stand on a low floor.
+To add a detector, add a record here. The head table, `detect_heads`, the comparison of two tables, edges and reports
+all read these records.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,19 +12,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Detector:
-    """A score of a head: its mean attention from each query to the keys of one kind.
+    """A detector score of a head: its mean attention from each query to one kind of key.
 
     Attributes:
-        name: of its column.
-        kind: what heads with a high score are called.
-        key: on sequences [BOS, r, r] with segments of L tokens, the position of the key, from the position of a query
-            in the second copy and L.
-        target: that key, in the words of the head table.
-        target_in_copy: the same in the words of `detect_heads`.
-        pattern: the keys on other prompts, by a name of `detect_heads(pattern=)`.
-        on_prompts: what the score means on other prompts.
-        also_known_as: what others call it.
-        in_encoders: whether it has a meaning where queries see later keys.
+        name: name of its column, such as "prev".
+        kind: name for heads with a high score, such as "previous-token".
+        key: function (query, L) that returns the position of the scored key. The sequence is [BOS, r, r], r has L
+            tokens, and the query is in the second copy of r.
+        target: the scored key in words, for the head table.
+        target_in_copy: the scored key in words, for `detect_heads`.
+        pattern: name of the same keys on other prompts, as in `detect_heads(pattern=)`.
+        on_prompts: meaning of the score on other prompts.
+        also_known_as: other names for the score.
+        in_encoders: False if the score has no meaning in encoders, where queries see later keys.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Detector:
 
     @property
     def title(self) -> str:
-        """What its heads are called, to begin a line with."""
+        """The detector's `kind` with a capital letter, such as "Previous-token"."""
         return self.kind.capitalize()
 
 
@@ -61,7 +61,7 @@ _ALL = (
         target="the same token in the first copy",
         target_in_copy="the same token in the segment",
         pattern="duplicate",
-        on_prompts="Mean attention to earlier tokens equal to the query's, where there are any; else NaN.",
+        on_prompts="Mean attention to earlier tokens equal to the query's token. NaN if no earlier token is equal.",
         also_known_as="duplicate-token score",
     ),
     Detector(
@@ -71,19 +71,24 @@ _ALL = (
         target="the token after the same token in the first copy",
         target_in_copy="the token after the same one in the segment",
         pattern="induction",
-        on_prompts="Mean attention to the tokens behind these, where there are any; else, and in an encoder, NaN.",
+        on_prompts="Mean attention to the tokens that follow earlier tokens equal to the query's. NaN if no earlier "
+        "token is equal, and in encoders.",
         also_known_as="induction score, prefix matching (Olsson et al. 2022)",
-        in_encoders=False,  # what follows a token is seen there, not remembered
+        in_encoders=False,  # an encoder sees the next token and need not recall it
     ),
 )
-DETECTORS: Mapping[str, Detector] = MappingProxyType({one.name: one for one in _ALL})
+DETECTORS: Mapping[str, Detector] = MappingProxyType({detector.name: detector for detector in _ALL})
 """The detectors by name, in the order of their columns."""
 
 FRAMED = 0.3
-"""The least score by which a picture of heads names a head after a detector."""
+"""Smallest score at which a picture of heads frames a head as a detector's."""
 
 
 def framed_kind(scores: Mapping[Any, Any]) -> str:
-    """Return the detector of a head's largest score if that is `FRAMED` or more, else an empty text; NaN is none."""
-    found = {name: float(scores[name]) for name in DETECTORS if scores.get(name) is not None}
-    return max((name for name in found if found[name] >= FRAMED), key=found.__getitem__, default="")
+    """Return the name of the detector with the largest score, such as "prev", or "" if no score reaches `FRAMED` (0.3).
+
+    Pictures of heads draw a frame for this detector. `scores` is a row of a head table, a mapping with the detectors'
+    names as keys. NaN counts as no score.
+    """
+    known = {name: float(scores[name]) for name in DETECTORS if scores.get(name) is not None}
+    return max((name for name in known if known[name] >= FRAMED), key=known.__getitem__, default="")

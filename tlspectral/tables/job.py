@@ -1,4 +1,4 @@
-"""Jobs of a long work, and which of them this process and this thread make."""
+"""Jobs of a long piece of work, and the state that says which jobs this thread makes."""
 
 import threading
 import traceback
@@ -10,19 +10,21 @@ from typing import Any
 
 import pandas as pd
 
-# What this worker has prepared. Each thread has its own: two jobs must not put their hooks on one model.
+# The prepared data of a worker. Each thread has its own, because two jobs must not place hooks on the same model.
 WORKER = threading.local()
 
 
 _SHARD: ContextVar[Any] = ContextVar("shard", default=None)
 current_shard = _SHARD.get
-"""Return the `tlspectral.tables.sharing.Shard` whose jobs measurements make here, None where they make all."""
+"""Return the `tlspectral.tables.sharing.Shard` whose jobs are made here, or None if all jobs are made here."""
 
 
 @contextmanager
-def sharing(one: Any) -> Iterator[None]:
-    """Let measurements inside the context make the jobs of a shard; None: they make all their jobs."""
-    token = _SHARD.set(one)
+def sharing(shard: Any) -> Iterator[None]:
+    """In the block, let measurements make only the jobs of `shard`, a `Shard` (the jobs of one of several
+    processes); with None they make all jobs.
+    """
+    token = _SHARD.set(shard)
     try:
         yield
     finally:
@@ -31,13 +33,14 @@ def sharing(one: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a long work.
+    """A job of a long piece of work; `finished_jobs` makes it and stores its table.
 
     Attributes:
         name: name of the job and of its file.
-        make: makes the job's table. Where the work has a `prepare`, `make` is given what that returned.
-        check: is given the stored table; raises IncompatibleCheckpoint if it does not belong to this work.
-        items: how many things it measures, which the bar counts.
+        make: function that returns the job's table. If the work has a `prepare`, `make` gets the result of `prepare` as
+            its argument.
+        check: function that gets a stored table and raises IncompatibleCheckpoint if the table belongs to other work.
+        items: number of things that the job measures, counted by the progress bar.
     """
 
     name: str
@@ -48,11 +51,11 @@ class Job:
 
 @dataclass(frozen=True)
 class JobFailure:
-    """Why a job was not made, as text: not every exception can be sent from one process to another.
+    """An error of a job as text, because not every exception can be sent from one process to another.
 
     Attributes:
-        error: type of the exception.
-        message: its message.
+        error: name of the exception's type.
+        message: message of the exception.
         raised_in: file, line and function that raised it.
     """
 
@@ -62,20 +65,22 @@ class JobFailure:
 
     @classmethod
     def of_error(cls, error: Exception) -> "JobFailure":
-        """Describe an exception that was caught."""
+        """Return the `JobFailure` that describes a caught exception."""
         frames = traceback.extract_tb(error.__traceback__)
         raised_in = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
         return cls(type(error).__name__, str(error), raised_in)
 
 
 def in_worker() -> bool:
-    """Return whether this thread makes a job that another one has sent to it."""
+    """Return True if this thread is inside a block of `working`: it makes a job that another thread or process sent
+    to it.
+    """
     return getattr(WORKER, "working", False)
 
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Say of this thread that it makes a job, while the block runs."""
+    """Mark this thread as a worker while the block runs, so that `in_worker` returns True."""
     WORKER.working = True
     try:
         yield

@@ -1,4 +1,6 @@
-"""`join`: everything that was measured on the heads of one model as one table, and one sweep on several tasks."""
+"""`join`: put all tables about the heads of a model into a single table, or put a sweep beside the same sweep on other
+tasks.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,175 +9,187 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.errors import earlier_calls
 from tlspectral.tables.meanings import MEANINGS, carried, first_table, warn_of_older
 from tlspectral.tables.same_model import origin_of, require_same_model
 from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row, spelled
 
 KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
-"""Columns that tell several rows of one head apart, in the order in which they stand in the new names."""
+"""Columns that distinguish several rows of one head. Their values precede the new column names in this order."""
 
 _HEAD = ["layer", "head"]
 
 _ROW = ("name", "part", "band", "position")
-"""Columns that tell the rows of a sweep apart, beside layer and head: a set of heads has its name alone."""
+"""Columns that distinguish the rows of a sweep, in addition to layer and head. A set of heads has only a name."""
 
 _OF_TASK = {
     *("task", "n_sequences", "batch", "higher_is_better", "tokens_sha256", "reference_sha256", "prompt_notes"),
     *("positions", "intact_value", "intact_value_se", "sums_per_sequence", "screen"),
 }
-"""`attrs` of a sweep that may differ between two tasks. All others say what was removed, and beside which control."""
+"""`attrs` of a sweep that may differ between two tasks. All other `attrs` describe the removed part and its control."""
 
 
-def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
-    """Join tables about the heads of one model into one frame with a row per head.
+@earlier_calls(heads="table")
+def join(table: pd.DataFrame, /, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
+    """Join tables about the heads of one model into a table with a row per head.
 
-        heads = tls.analyze_heads(model)
-        phase, output = (tls.ablation_sweep(model, part) for part in ("rope_phase", "output"))
-        text = tls.ablation_sweep(model, "output", task="language")
-        joined = tls.tables.join(heads, phase, output, text=text)
-        joined[["name", "prev", "rope_phase_delta", "output_delta", "text_output_delta"]]
-        tls.tables.describe_columns(joined)
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> heads = tls.analyze_heads(model, null_draws=10)
+    >>> phase = tls.ablation_sweep(model, "rope_phase", heads=["L0H3", "L1H0"])
+    >>> joined = tls.tables.join(heads, phase)
+    >>> columns = ["name", "prev", "rope_phase_delta"]
+    >>> joined[columns].dropna().round(1).to_string(index=False, header=False).split()
+    ['L0H3', '0.9', '1.3', 'L1H0', '0.0', '0.0']
 
-    A table with one row per head adds its columns under their own names. Where a table has one of the columns part,
-    mode, kind, band, frequency or offset, its value stands before the name: `rope_phase_delta` is `delta` where
-    `part` is rope_phase, and `frequency_3_im_norm` is `im_norm` where `frequency` is 3. Other characters than letters,
-    digits, `_` and `-` become `_`. A table given by keyword has that name before all its columns. A head that a table
-    lacks has missing values there; whole numbers and flags then become pandas' nullable types.
-
-    Two sweeps of one part on two tasks stand side by side: rows are matched by head or set, part and position, and
-    the second table's columns have its keyword in front.
-
-        on_names, on_text = (tls.ablation_sweep(model, "M_S", task=task, **settings) for task in (names, "language"))
-        tls.tables.join(on_names, text=on_text)[["name", "excess_z", "text_excess_z"]]
+    Use it to compare numbers of different functions head by head. A sweep (table of removed parts) can also be joined
+    with the same sweep on other tasks: `tls.tables.join(on_names, text=on_text)` adds `text_delta`, `text_excess_z` and
+    so on.
 
     Args:
-        heads: table of `analyze_heads`, whose rows and order are kept; or a sweep (`band_effects` too), to set the same
-            on other tasks beside it.
-        tables: other tables with `layer` and `head`, such as `positional_symbolic`, `ablation_sweep`,
-            `band_effects`, `frequency_table` or `heads.kernel_prediction` return.
-        more: the same with a name, for tables that share columns with others.
+        table: table of `analyze_heads`, whose rows and order are kept, or a sweep of `ablation_sweep` or
+            `band_effects`.
+        tables: other tables with `layer` and `head`, such as the tables of `positional_symbolic`, `ablation_sweep`,
+            `band_effects`, `frequency_table` or `heads.kernel_prediction`.
+        more: tables with a name, which precedes all their columns. Use it for tables that share columns with others.
 
     Returns:
-        The columns of `heads`, then the columns of each table in its order. Each keeps its documentation, which
-        `describe_columns` gives back and `write_table` keeps. `attrs` are as in `heads`, and `joined` holds what
-        each other table says of itself.
+        DataFrame: the columns of `table`, then the columns of each other table, in their units. If a table has several
+        rows per head, the value of part, mode, kind, band, frequency or offset precedes the name: `rope_phase_delta`. A
+        head that a table lacks has missing values there. `attrs["joined"]` has the `attrs` of each other table.
 
     Raises:
-        ValueError: a table of other weights, or of weights that cannot be compared; heads that `heads` lacks; several
-            rows of one head that no key column tells apart; a column that stands there already; a table whose
-            `layer` and `head` name a sender; or a sweep beside one of another part, replacement, control, number of
-            draws, seed, position or set, which is not the same cut.
+        ValueError: a table has other weights, or weights that cannot be compared; it has a head that `table` lacks;
+            several of its rows belong to one head; a column exists already; or a second sweep removed another part than
+            the first.
 
-    Every function that measures heads writes hashes of the weights into `attrs`, one per layer: the hashes of the
-    layers that both tables have must agree. Tables of one model that was loaded for one and read from files for the
-    other, or of two backends, are compared by the name of the model, its revision and its number of layers.
+    A warning names columns whose meaning changed since a table was made.
 
-    Columns of a table that was made before they changed their meaning are joined with a warning that names them.
-
-    What it does not establish: that the numbers belong together. The hashes are of attention, embedding and
-    unembedding, not of MLPs. Prompts and seeds may differ from table to table: see `attrs["joined"]`.
+    Not established: that the numbers belong together. Prompts and seeds may differ: see `attrs["joined"]`. Hashes cover
+    attention, embedding and unembedding, not MLPs. More: docs/table.md
     """
-    require(heads, _HEAD, "analyze_heads", name="table of heads")
-    joined = heads.reset_index(drop=True)
-    first = first_table(heads.attrs) if _is_sweep(heads) else None
-    warn_of_older(heads, "the table of heads")
-    documents = dict(columns_of(heads.attrs))
-    origins: dict[str, Any] = dict(heads.attrs.get("joined", {}))
-    given = [(None, table) for table in tables] + list(more.items())
-    for place, (label, table) in enumerate(given, 1):
-        made_by = table.attrs.get("table")
-        said = f"table {label or made_by or place}"
-        require(table, _HEAD, "heads", name=said)
-        unknown_origin = require_same_model(heads, table.attrs, f"the rows of the {said}")
+    require(table, _HEAD, "analyze_heads", name="table of heads")
+    joined = table.reset_index(drop=True)
+    first = first_table(table.attrs) if _is_sweep(table) else None
+    warn_of_older(table, "the table of heads")
+    documents = dict(columns_of(table.attrs))
+    origins: dict[str, Any] = dict(table.attrs.get("joined", {}))
+    labelled = [(None, added) for added in tables] + list(more.items())
+    for place, (label, added) in enumerate(labelled, 1):
+        made_by = added.attrs.get("table")
+        title = f"table {label or made_by or place}"
+        require(added, _HEAD, "heads", name=title)
+        unknown_origin = require_same_model(table, added.attrs, f"the rows of the {title}")
         if unknown_origin:
             raise ValueError(
-                f"cannot check that the {said} and the table of heads are of one model: {unknown_origin}. Make both "
-                "with this version on one model; to a table that lost its attrs in pandas (concat, merge) give them "
-                "back: table.attrs = original.attrs"
+                f"cannot check that the {title} and the table of heads are of one model: {unknown_origin}. Make both "
+                "tables with this version on one model. If pandas (concat, merge) dropped the attrs of a table, "
+                "restore them: table.attrs = original.attrs"
             )
-        if "receiver" in table:
-            raise ValueError(f"layer and head of the {said} are those of a sender: it has no row per head to join")
-        warn_of_older(table, f"the {said}")
+        if "receiver" in added:
+            raise ValueError(
+                f"the {title} has a row per edge: its layer and head name the sender. join needs a row per head: leave "
+                "this table out"
+            )
+        warn_of_older(added, f"the {title}")
         rows, on = _HEAD, ""
-        if first is not None and first == made_by and _is_sweep(table):
-            _require_same_cut(heads.attrs, table.attrs, said)
-            rows = [*_HEAD, *(key for key in _ROW if key in heads and key in table)]
-            on = f" On the task {table.attrs.get('task')}."
-        require_one_row(heads, rows, "choose its rows first", name="table of heads")
+        if first is not None and first == made_by and _is_sweep(added):
+            _require_same_cut(table.attrs, added.attrs, title)
+            rows = [*_HEAD, *(key for key in _ROW if key in table and key in added)]
+            on = f" Measured on the task {added.attrs.get('task')}."
+        require_one_row(table, rows, "choose its rows first", name="table of heads")
         index = joined.set_index(rows).index
-        wide, meanings = _wide(table, said, rows, on)
+        wide, meanings = _wide(added, title, rows, on)
         unknown = wide.index.difference(index)
         if len(unknown):
-            raise ValueError(f"the {said} holds {_row_said(rows, unknown[0])}, which the table of heads lacks")
+            raise ValueError(
+                f"the {title} has a row for {_row_said(rows, unknown[0])}, which the table of heads lacks: choose the "
+                "rows of its heads first"
+            )
         if label is not None:
             wide.columns = [f"{label}_{name}" for name in wide]
-            meanings = {f"{label}_{name}": replace(one, name=f"{label}_{name}") for name, one in meanings.items()}
+            meanings = {f"{label}_{name}": replace(column, name=f"{label}_{name}") for name, column in meanings.items()}
         repeated = [name for name in wide if name in joined]
         if repeated:
             raise ValueError(
-                f"the {said} has the column {repeated[0]}, which stands there already: give the table a name of its "
-                "own, join(heads, other=table)"
+                f"the {title} has the column {repeated[0]}, which the joined table has already: give the table a name, "
+                "join(heads, other=table)"
             )
         joined = pd.concat([joined, _filled(wide, index).reset_index(drop=True)], axis=1)
         documents |= meanings
         name = str(label or made_by or place)
         name = f"{name}_{len(origins) + 1}" if name in origins else name
-        left_out = {*origin_of(table.attrs), "versions", "columns"}
-        origins[name] = {str(key): value for key, value in table.attrs.items() if key not in left_out}
+        left_out = {*origin_of(added.attrs), "versions", "columns"}
+        origins[name] = {str(key): value for key, value in added.attrs.items() if key not in left_out}
     texts = {name: documents[name].meaning for name in joined if name in documents}
-    made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])
+    made = ", ".join([f"{label}=" * bool(label) + str(added.attrs.get("table")) for label, added in labelled])
     schema = Schema(f"join({first or 'heads'}, {made})", tuple(documents[name] for name in texts), "`tls.tables.join`")
-    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(heads)}
+    joined.attrs = {**table.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(table)}
     return joined
 
 
 def _is_sweep(table: pd.DataFrame) -> bool:
+    """Return whether a table is a sweep (effects of removed parts), which has a column part or band."""
     return "part" in table or "band" in table
 
 
-def _require_same_cut(here: Mapping[Any, Any], there: Mapping[Any, Any], said: str) -> None:
-    """Refuse two sweeps that differ in more than their task, by their `attrs`. Raises ValueError."""
-    apart = {*_OF_TASK, *origin_of(here), *origin_of(there), "table", "columns", "joined", "versions", MEANINGS}
-    found = {
+def _require_same_cut(here: Mapping[Any, Any], there: Mapping[Any, Any], title: str) -> None:
+    """Raise ValueError if two sweeps differ in more than their task, such as in the removed part or its control.
+
+    `here` are the `attrs` of the first sweep, `there` of the second, which messages call `title`.
+    """
+    ignored = {*_OF_TASK, *origin_of(here), *origin_of(there), "table", "columns", "joined", "versions", MEANINGS}
+    different = {
         str(name): (there.get(name), here.get(name))
         for name in {**here, **there}
-        if name not in apart and _as_json(here.get(name)) != _as_json(there.get(name))
+        if name not in ignored and _as_json(here.get(name)) != _as_json(there.get(name))
     }
-    if found:
-        differ = ", ".join(f"{name} is {a!r:.60} there and {b!r:.60} here" for name, (a, b) in found.items())
+    if different:
+        differ = ", ".join(
+            f"{name} is {added!r:.60} in the {title} and {first!r:.60} in the table of heads"
+            for name, (added, first) in different.items()
+        )
         raise ValueError(
-            f"the {said} is not the same cut as the table of heads on another task: {differ}. Measure both with the "
+            f"the {title} and the table of heads do not remove the same on two tasks: {differ}. Measure both with the "
             "same settings"
         )
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)  # a file has lists in the place of tuples
+    """Return a value as JSON text, so that equal lists and tuples give equal texts."""
+    return json.dumps(value, sort_keys=True, default=str)  # tables read from a file have lists instead of tuples
 
 
 def _row_said(rows: list[str], values: Sequence[Any]) -> str:
-    """Return a row as a message calls it: L0H3, or the name of its set, and what else tells it apart."""
+    """Return text that names a row in messages: "L0H3" or the name of its set, then other key columns, such as "band
+    slow".
+
+    `rows` are the names of the key columns, `values` the row's values in them.
+    """
     by_key = dict(zip(rows, values, strict=True))
     name = by_key.get("name", f"L{by_key['layer']}H{by_key['head']}")
     return ", ".join([str(name), *(f"{key} {by_key[key]}" for key in rows if key not in (*_HEAD, "name"))])
 
 
-def _wide(table: pd.DataFrame, said: str, rows: list[str], on: str) -> tuple[pd.DataFrame, dict[str, Column]]:
-    """Return the table with a row for each value of the columns `rows`, and the documentation of its new columns.
+def _wide(table: pd.DataFrame, title: str, rows: list[str], on: str) -> tuple[pd.DataFrame, dict[str, Column]]:
+    """Return (wide table, dict from each new column to its `Column`): the wide table has one row per value of the
+    columns `rows`.
 
-    `on` stands behind the meaning of each column.
+    Values of further key columns such as part become prefixes of the column names. `on` is a sentence added to the
+    meaning of each column, and `title` names the table in messages. Raises ValueError for two rows that would fall
+    together.
     """
     bare = table.reset_index(drop=True)
     bare.attrs = {}
-    known = {name: replace(one, meaning=one.meaning + on) for name, one in columns_of(table.attrs).items()}
+    known = {name: replace(column, meaning=column.meaning + on) for name, column in columns_of(table.attrs).items()}
     keys = [key for key in KEYS if key in table and key not in rows]
     values = [str(name) for name in table if name not in (*rows, *keys, "name", "kv_head")]
     if not keys:
-        require_one_row(bare, rows, f"choose its rows first, as none of {', '.join(KEYS)} tells them apart", name=said)
+        require_one_row(bare, rows, f"choose its rows first, as none of {', '.join(KEYS)} tells them apart", name=title)
         return bare.set_index(rows).loc[:, values], {name: known[name] for name in values if name in known}
     if bare[keys].isna().to_numpy().any():
-        raise ValueError(f"the {said} has a row without {' or '.join(keys)}: choose its rows first")
-    require_one_row(bare, [*rows, *keys], "choose its rows first", name=said)
+        raise ValueError(f"the {title} has a row without {' or '.join(keys)}: choose its rows first")
+    require_one_row(bare, [*rows, *keys], "choose its rows first", name=title)
     blocks, meanings = [], {}
     for chosen, block in bare.groupby(keys, sort=False):
         by_key = dict(zip(keys, tuple[Any, ...](chosen), strict=True))  # type: ignore[arg-type]
@@ -189,18 +203,24 @@ def _wide(table: pd.DataFrame, said: str, rows: list[str], on: str) -> tuple[pd.
         }
     names = [name for block in blocks for name in block]
     if len(set(names)) < len(names):
-        raise ValueError(f"the {said} has values of {' and '.join(keys)} that are spelled alike: rename them first")
+        raise ValueError(f"the {title} has values of {' and '.join(keys)} that are spelled alike: rename them first")
     heads = bare.set_index(rows).index.unique()
     return pd.concat([_filled(block, heads) for block in blocks], axis=1), meanings
 
 
 def _spelled(key: str, value: Any) -> str:
+    """Return a value of the key column `key` as a prefix of column names: "rope_phase" for a text, "frequency_3" for a
+    number.
+    """
     text = spelled(str(value))
     return text if isinstance(value, str) else f"{key}_{text}"
 
 
 def _filled(wide: pd.DataFrame, index: pd.Index) -> pd.DataFrame:
-    """Return the rows of the index, those that the table lacks with missing values."""
+    """Return the table with exactly the rows of `index`; a row that the table lacks gets missing values (pandas'
+    nullable types for whole numbers and booleans).
+    """
+    # Whole numbers and flags cannot be missing in numpy's types, so they become pandas' nullable types.
     if len(index.difference(wide.index)):
         kinds = {"b": "boolean", "i": "Int64", "u": "Int64"}
         wide = wide.astype({name: kinds[kind.kind] for name, kind in wide.dtypes.items() if kind.kind in kinds})

@@ -1,7 +1,7 @@
-"""A measurement: its schema, what its numbers depend on, and its jobs.
+"""A measurement: its schema, the settings its numbers depend on, and its jobs.
 
-Jobs are shared among workers, stored one by one in a folder, resumed from there, and shown by a bar. Their tables are
-put together at the end.
+Workers share the jobs. A folder stores each finished job, and the same call resumes from it. The jobs' tables are
+joined at the end.
 """
 
 import os
@@ -29,28 +29,28 @@ from tlspectral.tables.schema import Schema
 if TYPE_CHECKING:
     from tlspectral.tables.resume_folder import ResumeFolder
 
-# Other machines and other numbers of threads change a score by 1e-6; other hooks change it by more.
+# Another machine or number of threads changes a score by about 1e-6; another hook changes it by more.
 _SAME_SCORE = 1e-4
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement, from its settings to its table.
+    """A measurement, from its settings to its table.
 
-    Use `first` for a job that the others need, such as a screen that chooses heads. What comes last, such as q-values
-    over all jobs, is done on the joined frame before `table`.
+    Call `first` for a job whose result other jobs need, such as a screen that chooses heads. Call `made` for all other
+    jobs, join their tables, compute numbers over all rows (such as q-values), and call `table`.
 
     Attributes:
-        schema: of the table.
-        settings: what the numbers depend on, as JSON. They stand in the table's `attrs` and in the manifest of the
-            folder. Workers, bars and the folder are none.
-        origin: which model it is of, for `attrs`.
-        identity: what else tells folders apart, as JSON: hashes of weights, of tokens and of the metric, which heads.
-            Functions of no argument, such as a hash of all weights, are called where there is a folder.
-        folder: where finished jobs are kept, each in a file; None keeps them in memory.
-        score: computes the scores of the model as it stands, one per prompt, or by the name of what each is of. Hooks
-            on a model change them, and no hash of weights shows hooks: a folder in which they were others is refused.
-        n_jobs: workers that share the jobs, as joblib counts them.
+        schema: schema of the table.
+        settings: everything that the numbers depend on, as JSON. They are stored in the table's `attrs` and in the
+            folder's manifest. Workers, bars and the folder do not belong here.
+        origin: which model was measured, for `attrs`.
+        identity: further values that distinguish folders, as JSON: hashes of weights, tokens and metric, the heads. A
+            function without arguments, such as a hash of all weights, is called only if there is a folder.
+        folder: where each finished job is kept in a file; None keeps jobs in memory.
+        score: function that returns scores of the model as it is now, a list with one score per prompt or a dict by
+            name. Hooks change scores but no hash of weights. A folder that stores other scores is refused.
+        n_jobs: number of workers, counted as in joblib.
     """
 
     schema: Schema
@@ -63,14 +63,16 @@ class Measurement:
 
     @cached_property
     def kept(self) -> "ResumeFolder | None":
-        """The folder, made or compared with the settings. Raises IncompatibleCheckpoint."""
+        """The `ResumeFolder` at `folder`, opened and checked; None if there is no folder. Raises IncompatibleCheckpoint
+        if it was made with other settings or other scores.
+        """
         if self.folder is None:
             return None
         from tlspectral.tables.resume_folder import open_resume_folder  # files are not loaded where nothing is kept
 
         noted = {} if self.score is None else {"intact_values": _as_json(self.score())}
         identity = {name: value() if callable(value) else value for name, value in self.identity.items()}
-        if changes := changes_of_function(self.schema.name):  # no table has rows of two meanings
+        if changes := changes_of_function(self.schema.name):  # otherwise a table could mix rows of two meanings
             identity[MEANINGS] = changes
         opened = open_resume_folder(self.folder, {**self.settings, **identity}, noted=noted)
         for name, values in noted.items():
@@ -78,45 +80,57 @@ class Measurement:
         return opened
 
     def first(self, job: Job) -> pd.DataFrame:
-        """Return the table of a job that the others need. Every shard that does not find it makes it."""
+        """Return the table of a job whose result all other jobs need. A process that does not find it in the folder
+        makes it, whichever share of the jobs it has.
+        """
         with sharing(None):
             return self.made([job], description=job.name, unit="job")[job.name]
 
     def made(self, jobs: Iterable[Job], **how: Any) -> dict[str, pd.DataFrame]:
-        """Return the table of every job, read from the folder or made; `how` is as for `finished_jobs`."""
+        """Return a dict from each job's name to its table, read from the folder or made. `how` has further arguments of
+        `finished_jobs`, such as `description`.
+        """
         return finished_jobs(jobs, self.kept, n_jobs=self.n_jobs, **how)
 
     def table(self, frame: pd.DataFrame | Mapping[str, Any], **attrs: Any) -> pd.DataFrame:
-        """Return the frame in the schema, with origin, settings and `attrs` in its `attrs`."""
+        """Return `frame` as a DataFrame with the columns in the order of the schema; its `attrs` get `origin`,
+        `settings` and the given `attrs`.
+        """
         return self.schema.frame(frame, {**self.origin, **self.settings, **attrs})
 
 
 def _as_json(scores: Iterable[float] | Mapping[str, float]) -> list[float] | dict[str, float]:
+    """Return scores as plain floats: a dict by name if they have names, otherwise a list."""
     if isinstance(scores, Mapping):
         return {str(name): float(value) for name, value in scores.items()}
     return [*map(float, scores)]
 
 
 def _by_name(scores: Any) -> dict[str, Any]:
-    """Return scores by the name of what they are of; of a list they are of prompts, of another value there are none."""
+    """Return scores as a dict by name: a dict as it is, a list with the names "prompt 0", "prompt 1" and so on,
+    anything else as {}.
+    """
     if isinstance(scores, list):
         return {f"prompt {number}": value for number, value in enumerate(scores)}
     return scores if isinstance(scores, dict) else {}
 
 
 def _require_same_scores(folder: Path, name: str, stored: Any, now: list[float] | dict[str, float]) -> None:
-    """Compare scores of the model without ablation, one by one. Raises IncompatibleCheckpoint."""
+    """Raise IncompatibleCheckpoint if a folder's stored scores of the model differ from the scores `now`.
+
+    `stored` is the entry `name` in the folder's manifest; scores are a list by prompt or a dict by name.
+    """
     before, values = _by_name(stored), _by_name(now)
     if before.keys() != values.keys() or not all(isinstance(value, float | int) for value in before.values()):
         raise IncompatibleCheckpoint(
-            f"the manifest of {folder} cannot be read ({name} is {stored!r:.40}): choose another folder"
+            f"the manifest of {folder} is damaged ({name} is {stored!r:.40}): choose another folder"
         )
     for scored, value in values.items():
         then = before[scored]
         if not abs(then - value) <= _SAME_SCORE * max(1.0, abs(then)):
             raise IncompatibleCheckpoint(
-                f"{folder} holds work on this model at score {then:.6f} of {scored} without ablation, now it is "
-                f"{value:.6f}: were there other hooks on the model? Choose another folder"
+                f"{folder} was made where the model without ablation had score {then:.6f} on {scored}, now it has "
+                f"{value:.6f}. Other hooks on the model may be the reason: restore them, or choose another folder"
             )
 
 
@@ -134,36 +148,37 @@ def finished_jobs(
     failed: Callable[[str, JobFailure], None] | None = None,
     done: Callable[[str], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Return the table of every job. A stored job is read from the folder, any other is made and stored at once.
+    """Return the table of every job. A stored job is read from the folder; any other job is made and stored at once.
 
-    Several processes may do the same work in the same folder, and each may be killed at any moment. A job that another
-    process has stored meanwhile is read. In a block of `shard` only the jobs of that shard are made.
+    Several processes may do the same work in the same folder, and each may be killed at any moment. Inside a block of
+    `shard`, only the jobs of that shard are made.
 
-    With `n_jobs=1` jobs are made in this process, one after the other. Else joblib shares them out: to the backend of
-    `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
-    this call (see `workers_kept`). Each worker stores its jobs itself. An interrupt, a job that cannot be written
-    and, without `failed`, an error in a job stop the work. Finished jobs stay in the folder, and the KeyboardInterrupt
-    says how many.
+    With `n_jobs=1` this process makes the jobs one after the other. Otherwise joblib distributes them to the backend of
+    `joblib.parallel_config` (threads, processes, Dask). Default backend: processes with one thread each, which end with
+    this call (see `workers_kept`). Each worker stores its jobs itself. The work stops at an interrupt, at a job that
+    cannot be written and, without `failed`, at an error in a job. Finished jobs stay in the folder, and the
+    KeyboardInterrupt gives their number.
 
     Args:
-        jobs: with names of their own. All files of a sequence are read and checked before the first missing job is
-            made. Parts of any other iterable are taken one by one, and each is freed before the next is taken.
-        folder: where finished jobs are stored; None keeps them in memory alone.
-        description: of the bar.
-        unit: of the bar, what `items` of a job are.
-        prepare: called once in every process or thread that makes a job. It returns what all jobs need and what is
-            too large to be sent with each of them. What it holds is sent once. A worker of a backend that the caller
-            configured keeps the result until it is given other work or ends.
-        n_jobs: workers, as joblib counts them.
-        failed: called here with the name of a job that cannot be read, checked or made, and why. The rest goes on.
-        done: called in this process with the name of a job that is stored or made.
+        jobs: jobs with different names. For a sequence, all stored files are read and checked before the first missing
+            job is made. Jobs of any other iterable are taken one by one, and each is freed before the next is taken.
+        folder: where finished jobs are stored; None keeps them in memory.
+        description: text of the progress bar.
+        unit: unit of the progress bar, the name of a job's `items`.
+        prepare: function called once in every process or thread that makes a job. Its result is passed to every job;
+            use it for data that is too large to send with each job. A worker of a backend that the caller configured
+            keeps the result until it gets other work or ends.
+        n_jobs: number of workers, counted as in joblib.
+        failed: function called in this process with the name of a job that cannot be read, checked or made, and its
+            failure. The other jobs go on.
+        done: function called in this process with the name of each job that is stored or made.
 
     Returns:
-        The tables by name, in the order of `jobs`, without those that failed.
+        Dict from name to table, in the order of `jobs`, without the jobs that failed.
 
     Raises:
-        IncompatibleCheckpoint: a file of the folder does not belong to this work.
-        MissingParts: jobs of other shards are not there; the jobs of this shard are.
+        IncompatibleCheckpoint: a file of the folder belongs to other work.
+        MissingParts: this shard has made its jobs, and jobs of other shards are missing.
         OSError: a job cannot be written; the message names the file.
     """
     share = current_shard()
@@ -208,22 +223,28 @@ def finished_jobs(
                     note(name, made)
                 else:
                     take(name, made)
-                shown.update(finished_items() - shown.n)  # with those that were read in between
+                shown.update(finished_items() - shown.n)  # stored jobs that were read meanwhile count too
     except KeyboardInterrupt:
-        # From None: the last line says it all, and where in a layer Ctrl-C came tells the user nothing.
+        # From None, because the traceback of an interrupt tells the user nothing.
         raise KeyboardInterrupt(_what_is_kept(finished_items(), total, unit, folder)) from None
     return {name: tables[name] for name in sizes if name in tables}
 
 
 def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFolder | None") -> str:
+    """Return the message of an interrupt: how many items (named `unit`) of `total` are stored in the folder, and how to
+    go on.
+    """
     if folder is None:
-        return "stopped, and nothing is kept: with a folder for finished work the same call would go on from there"
+        return "stopped, and nothing is kept: give folder= to keep finished work, and the same call goes on from there"
     of_all = "" if total is None else f" of {total}"
     return f"stopped: {finished}{of_all} {unit}s are in {folder.path}; the same call goes on from there"
 
 
 def stored_table(job: Job, folder: "ResumeFolder | None") -> pd.DataFrame | None:
-    """Read a job that the folder has, and check it; None if there is none. Raises IncompatibleCheckpoint."""
+    """Return the table of a job from its file in the folder, after `job.check`; None if there is no folder or no file.
+
+    Raises IncompatibleCheckpoint if the file belongs to other work.
+    """
     table = None if folder is None else folder.read(job.name)
     if table is not None and job.check is not None:
         job.check(table)
@@ -237,7 +258,11 @@ def _missing(
     take: Callable[[str, pd.DataFrame], None],
     failed: Callable[[str, JobFailure], None] | None,
 ) -> Iterator[Job]:
-    """Yield the jobs that the folder does not have. Add their `items` to `sizes`, and `take` the stored tables."""
+    """Yield the jobs that the folder does not have.
+
+    The function also adds each job's `items` to `sizes`, calls `take` with the name and table of each stored job, and
+    calls `failed` for a stored job that cannot be read.
+    """
     for job in jobs:
         sizes[job.name] = job.items
         try:
@@ -251,12 +276,17 @@ def _missing(
                 yield job
             else:
                 take(job.name, table)
-        del job  # A job can hold a model, which must not be in memory while the next one is loaded.
+        del job  # A job can hold a model, which must leave memory before the next model is loaded.
 
 
 def _made_here(
     jobs: Iterable[Job], folder: "ResumeFolder | None", prepare: Callable[[], Any] | None, goes_on: bool
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
+    """Make the jobs in this process, one after the other, and yield (name, table or failure) for each.
+
+    `prepare()` is called once, and its result passed to every job. `goes_on=True` yields an error as a failure;
+    otherwise it is raised.
+    """
     prepared: tuple[Any, ...] | None = None
     for job in jobs:
         if prepared is None:
@@ -269,7 +299,12 @@ def _made_here(
 def _made(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, *prepared: Any
 ) -> tuple[str, pd.DataFrame | JobFailure]:
-    """Make and store a job, unless another process has stored it; then its table is taken, even where making fails."""
+    """Make and store a job, and return (its name, its table or failure).
+
+    If another process has stored the job meanwhile, return the stored table, even if making the job fails here.
+    `prepared` is empty or holds the argument of `job.make`. `goes_on=True` returns an error as a failure; otherwise it
+    is raised.
+    """
     try:
         table = stored_table(job, folder)
         if table is not None:
@@ -285,16 +320,21 @@ def _made(
         return job.name, JobFailure.of_error(error)
     if folder is None or folder.write(job.name, table):
         return job.name, table
-    return _made(job, folder, goes_on, *prepared)  # another process has stored other numbers first: they are read
+    return _made(job, folder, goes_on, *prepared)  # another process stored other numbers first, and these are read
 
 
 def _made_by_workers(
     jobs: list[Job], folder: "ResumeFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
-    # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
+    """Distribute the jobs to `n_jobs` workers of joblib, and yield (name, table or failure) in the order of completion.
+
+    `prepare()` is called once in each worker, and its result passed to every job. `goes_on=True` yields an error as a
+    failure; otherwise it is raised.
+    """
+    # An array, because joblib sends a large array only once: processes map its file, and Dask scatters it.
     packed = None
     if prepare is not None:
-        # Pickled by cloudpickle, which joblib has, and not once more: a model is large.
+        # cloudpickle, which joblib contains, pickles it. The bytes are taken out, so that they are not pickled again.
         picklable: Any = joblib.wrap_non_picklable_objects(prepare, keep_wrapper=False)
         _, (content,) = picklable.__reduce__()
         packed = np.frombuffer(content, dtype=np.uint8)
@@ -307,6 +347,11 @@ def _made_by_workers(
 def _made_there(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | JobFailure]:
+    """Make and store a job in a worker, and return (its name, its table or failure).
+
+    `packed` is the pickled function `prepare` as bytes. The worker calls it once for each `token`, which stands for one
+    call of `finished_jobs`, and passes its result to the job.
+    """
     with without_bars(), working():
         if packed is None:
             return _made(job, folder, goes_on)
@@ -318,30 +363,31 @@ def _made_there(
 
 
 def backend_configured() -> bool:
-    """Return whether the caller chose joblib's backend by `joblib.parallel_config`."""
-    # Only where no backend is configured does a preference change the answer.
+    """Return whether the caller chose joblib's backend with `joblib.parallel_config`."""
+    # A preference changes the active backend only if no backend is configured.
     configured = type(joblib.parallel.get_active_backend(prefer="threads")[0])
     default = type(joblib.parallel.get_active_backend(prefer="processes")[0])
     return configured is default
 
 
 def configured_jobs() -> int:
-    """Return the workers that the caller configured by `joblib.parallel_config`, 1 where none are."""
+    """Return the number of workers that the caller set with `joblib.parallel_config`; 1 if none was set."""
     workers: Any = joblib.parallel.get_active_backend()[1]
     return 1 if workers is None else workers
 
 
 def _parallel(n_jobs: int) -> Any:
-    """Return joblib's `Parallel`, on the backend that the caller configured if there is one.
+    """Return a `joblib.Parallel` with `n_jobs` workers that yields results as they finish: on the backend that the
+    caller configured, otherwise on processes.
 
-    Raises ValueError for a backend that returns all results at the end, when none of them could be stored before.
+    Raises ValueError for a backend that returns all results at the end, because then no job could be stored before.
     """
     if backend_configured():
         backend: Any = joblib.parallel.get_active_backend()[0]
         if not backend.supports_return_generator:
             raise ValueError(
-                f'joblib\'s backend {type(backend).__name__} cannot hand on results one by one: configure "loky", '
-                '"threading" or "dask" by joblib.parallel_config, or leave the block out'
+                f'joblib\'s backend {type(backend).__name__} cannot return results one by one: use "loky", "threading" '
+                'or "dask" in joblib.parallel_config, or leave that block out'
             )
         return joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
     _OWN.started = True
@@ -351,7 +397,11 @@ def _parallel(n_jobs: int) -> Any:
 
 @dataclass
 class _OwnWorkers:
-    """State of the processes that joblib started for us. It has one set of them, and would keep it for minutes."""
+    """State of the worker processes that joblib started for this package; joblib has one set and would keep it for
+    minutes.
+
+    blocks: number of open `workers_kept` blocks. started: whether processes were started since the last shutdown.
+    """
 
     lock: AbstractContextManager[Any]
     blocks: int = 0
@@ -363,9 +413,11 @@ _OWN = _OwnWorkers(threading.Lock())
 
 @contextmanager
 def workers_kept() -> Iterator[None]:
-    """Keep worker processes from one `finished_jobs` to the next; they end with the outermost of these blocks.
+    """In the block, keep joblib's worker processes from one `finished_jobs` to the next; they end with the outermost
+    block.
 
-    Starting them takes seconds, because each imports torch. A configured backend's workers are left alone.
+    Starting the processes takes seconds because each imports torch. Workers of a backend that the caller configured are
+    left alone.
     """
     with _OWN.lock:
         _OWN.blocks += 1
@@ -376,7 +428,7 @@ def workers_kept() -> Iterator[None]:
             _OWN.blocks -= 1
             if _OWN.started and not _OWN.blocks:
                 _OWN.started = False
-                same: Any = True  # declared as text, which is its default
+                same: Any = True  # joblib annotates this argument as text, the type of its default
                 get_reusable_executor(reuse=same).shutdown(wait=True)
 
 
@@ -384,20 +436,19 @@ def workers_kept() -> Iterator[None]:
 
 
 def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate the rows of tables, with a fresh index.
-
-    The result has no `attrs`: each table's belong to it alone, and `pandas.concat` would compare them.
-    """
+    """Return one DataFrame with the rows of all tables, a new index and no `attrs`."""
     bare = [table.copy(deep=False) for table in tables]
+    # pandas.concat would compare the attrs of all tables, and none of them describes the whole.
     for table in bare:
         table.attrs = {}
     return pd.concat(bare, ignore_index=True)
 
 
 def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Put several tables into one, which `unbundled` takes apart. At least one of them has rows.
+    """Return one table with the rows of several named tables, which `unbundled` takes apart. At least one table must
+    have rows.
 
-    The column `table` holds the names, `attrs["tables"]` the columns and dtypes. Index and `attrs` are lost.
+    The column `table` holds the tables' names, `attrs["tables"]` their columns and dtypes. Index and `attrs` are lost.
     """
     columns = {
         name: {str(column): str(kind) for column, kind in table.dtypes.items()} for name, table in tables.items()
@@ -408,10 +459,10 @@ def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def unbundled(bundle: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the tables that `bundled` was given, with a fresh index and without `attrs`."""
+    """Return the dict from name to table that `bundled` was given, each table with a new index and without `attrs`."""
     bare = bundle.copy(deep=False)
     bare.attrs = {}
-    # A column that only empty tables have is not in the bundle, so reindex in place of a selection.
+    # reindex, not a selection, because a column that only empty tables have is not in the bundle.
     return {
         name: bare.loc[bare["table"] == name]
         .reindex(list(columns), axis="columns")

@@ -1,4 +1,4 @@
-"""Tables as parquet files that carry the meaning of their columns and where they come from."""
+"""Tables as parquet files that contain the meaning of their columns and their provenance."""
 
 import hashlib
 import json
@@ -13,23 +13,24 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tlspectral.errors import not_a, warn_caller
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.head_columns import describe_columns
-from tlspectral.tables.meanings import warn_of_older
+from tlspectral.tables.meanings import renamed_columns, warn_of_older
 from tlspectral.tables.schema import columns_of, remember
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _KEY = b"tlspectral"
 _DIGEST_KEY = b"tlspectral_sha256"
 _FORMAT = 2  # from 2 on with a digest of the file
-# Stands for the digest while the file is hashed.
+# This placeholder stands in the file in place of the digest while the file is hashed.
 _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
-# What pyarrow and pandas raise for values that parquet cannot hold.
+# Errors that pyarrow and pandas raise for values that parquet cannot store.
 _NO_PARQUET = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
-    """Write a table as parquet, with column docs and provenance in the schema metadata; as CSV to a name in .csv.
+    """Write a table as parquet, with the meaning of its columns and its provenance; as CSV if the name ends in .csv.
 
     >>> import os, tempfile, tlspectral as tls
     >>> table = tls.frequency_table(tls.load_model("tiny-rope"))
@@ -38,48 +39,49 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     ...     sorted(os.listdir(folder))
     ['frequencies.columns.csv', 'frequencies.csv']
 
-    `df.attrs["table"]`, which the functions of this package set, names the table. Its columns carry their docs as field
-    metadata; other columns, and all columns of a frame without a name, are kept without. The schema's key `tlspectral`
-    holds JSON: `format`, `provenance` (`df.attrs`) and `columns` (the docs by name). pandas keeps `attrs` through
-    selections and drops them in many joins. `pandas.read_parquet` reads the file as well. The file appears when it is
-    complete: after an error or an interrupt an older file is still there. It carries checksums of its pages and, under
-    `tlspectral_sha256`, one of itself, so that `read_table` refuses a damaged file.
-
-    CSV is for other programs: `heads.csv` has the numbers, `heads.columns.csv` beside it the docs of its columns.
-    Provenance is left out, and `read_table` does not read it.
+    Use parquet to keep a table: `tls.read_table` returns it unchanged, and `pandas.read_parquet` reads it too. CSV is
+    for other programs. `heads.csv` has the numbers and `heads.columns.csv` the meaning of the columns. CSV has no
+    provenance, and `tls.read_table` does not read it.
 
     Args:
-        df: table of any columns.
-        path: file to write; an existing one is replaced.
-        attrs_for_pandas: whether `pandas.read_parquet` finds `df.attrs` too. False for a file of a dataset: pandas
-            would give all its rows the `attrs` of its first file. `read_table` finds them in either case.
+        df: DataFrame of any columns. Columns that this package documents keep their documentation.
+        path: file to write; an existing file is replaced. The file appears when it is complete, so an error leaves an
+            older file unchanged.
+        attrs_for_pandas: True lets `pandas.read_parquet` restore `df.attrs`. Give False for a file of a dataset,
+            because pandas would give all rows the `attrs` of the first file. `tls.read_table` restores them in both
+            cases. Default: True.
+
+    Returns:
+        None. A parquet file holds the table, the texts of its columns, and `df.attrs` (model, weights, settings).
 
     Raises:
-        TypeError: `df` is no DataFrame.
-        ValueError: the name has the ending of another format, such as .xlsx; two columns have one name; a column or the
-            index holds values that parquet cannot hold and give back (of several types, tensors, paths, bins of
-            pandas.cut); or `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as
-            lists).
+        TypeError: `df` is not a DataFrame.
+        ValueError: the name ends in another format, such as .xlsx; two columns have the same name; parquet cannot store
+            a column or the index (values of several types, tensors, paths, bins of pandas.cut); or JSON cannot store
+            `df.attrs` (numpy scalars are accepted; tuples come back as lists).
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
         OSError: the disk is full; the message names `path`.
 
-    Provenance says what the caller recorded. It does not prove that the numbers came from those weights.
+    Not established: that the numbers came from the recorded weights. Provenance is only a record. More: docs/table.md
     """
     if not isinstance(df, pd.DataFrame):
-        raise TypeError(f"write_table writes a DataFrame; found {type(df).__name__}")
+        raise TypeError(
+            f"{not_a(df, 'a table')}: write_table needs a DataFrame; found {type(df).__name__}. Make one with "
+            "pandas.DataFrame"
+        )
     names = [str(name) for name in df.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"several columns are called {', '.join(twice)}: give each column a name of its own")
+        raise ValueError(f"several columns are called {', '.join(twice)}: rename them so that all names differ")
     suffix = Path(path).suffix.lower()
     if suffix == ".csv":
         _write_csv(df, Path(path))
         return
-    if suffix[1:2].isalpha() and suffix not in _PARQUET:  # not so the end of a name such as qwen2.5
+    if suffix[1:2].isalpha() and suffix not in _PARQUET:  # the ".5" of a name such as qwen2.5 is not a format
         raise ValueError(
-            f"{path}: write_table writes .parquet and .csv, not {suffix}: give one of these names; for another format "
-            "use pandas, which leaves out what the columns mean"
+            f"{path}: write_table writes .parquet and .csv, not {suffix}: give a name that ends in one of these; for "
+            "another format use pandas, which leaves out the meaning of the columns"
         )
     data = table_bytes(df, attrs_for_pandas=attrs_for_pandas)
     with naming_file(path), whole_file(path) as partial:
@@ -87,9 +89,14 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
 
 def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
-    """Return what `write_table` writes to a parquet file: equal bytes for equal tables. Raises ValueError too."""
+    """Return the bytes of the parquet file that `write_table` writes; equal tables give equal bytes.
+
+    The schema's key `tlspectral` holds JSON with `format`, `provenance` (`df.attrs`) and `columns` (documentation by
+    name). `tlspectral_sha256` is a checksum of the file. `attrs_for_pandas=True` stores `df.attrs` also where
+    `pandas.read_parquet` finds them. Raises ValueError for values that parquet or JSON cannot store.
+    """
     provenance = _json_value(df.attrs, "df.attrs")
-    # pyarrow and pandas serialise attrs too, and neither takes numpy scalars.
+    # pyarrow and pandas write attrs too, and neither accepts numpy scalars.
     frame = df.copy(deep=False)
     frame.attrs = provenance if attrs_for_pandas else {}
     try:
@@ -116,7 +123,9 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
 
 
 def _parquet(table: pa.Table) -> bytes:
-    """Return the bytes of a parquet file. Raises one of `_NO_PARQUET` for a table that can be written and not read."""
+    """Return the bytes of a parquet file with this pyarrow table. Raises one of `_NO_PARQUET` if it cannot be written
+    and read again.
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_checksum=True)
     data = sink.getvalue()
@@ -125,31 +134,39 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def _frame_of(table: pa.Table) -> pd.DataFrame:
+    """Return a pyarrow table as a DataFrame, in which columns of lists hold Python lists instead of arrays."""
     frame = table.to_pandas()
     for field in table.schema:
-        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):  # pandas makes arrays of them
+        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):  # pandas turns lists into arrays
             frame[field.name] = [None if row is None else row.tolist() for row in frame[field.name]]
     return frame
 
 
 def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
-    """Return the error that names the first column, or the index, that parquet cannot hold, and what is in it."""
+    """Return (do not raise) a ValueError for a table that parquet cannot store: it names the first such column, or the
+    index, and its types.
+
+    `error` is what pyarrow or pandas raised for the whole table.
+    """
     empty = pd.DataFrame(index=range(len(frame)))
     held = {f"column {name}": frame[name] for name in frame.columns} | {"the index": frame.index.to_frame(index=False)}
     for where, values in held.items():
         flat = pd.DataFrame(values).reset_index(drop=True)
         try:
             _parquet(pa.Table.from_pandas(empty.join(flat.set_axis(range(flat.shape[1]), axis=1).rename(columns=str))))
-        except _NO_PARQUET as found:
+        except _NO_PARQUET as refusal:
             kinds = sorted({type(value).__name__ for _, column in flat.items() for value in column})
             return ValueError(
-                f"{where} holds {', '.join(kinds)}, which parquet cannot hold and give back ({found.args[0]}): give it "
-                "values of one type (numbers, text or lists of them; astype(str) makes text), or leave it out"
+                f"{where} holds {', '.join(kinds)}, which parquet cannot store ({refusal.args[0]}): give "
+                "it values of one type (numbers, text or lists of them; astype(str) makes text), or leave it out"
             )
-    return ValueError(f"parquet cannot hold this table ({error})")
+    return ValueError(f"parquet cannot store this table ({error}): give columns of numbers, text or lists of these")
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:
+    """Write the table as CSV to `path`, such as heads.csv, and the meaning of its columns to heads.columns.csv in
+    the same folder.
+    """
     docs = describe_columns(df)
     has_labels = any(name is not None for name in df.index.names)
     for table, file, index in ((docs, path.with_suffix(".columns.csv"), False), (df, path, has_labels)):
@@ -159,7 +176,7 @@ def _write_csv(df: pd.DataFrame, path: Path) -> None:
 
 @contextmanager
 def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add `path` to an error of the operating system that names no file, such as the error of a full disk."""
+    """In the block, add `path` to an operating system error that names no file, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -169,7 +186,7 @@ def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read a table that `write_table` wrote: the same values, dtypes, index and `df.attrs`.
+    """Read a parquet file that `tls.write_table` wrote.
 
     >>> import tempfile, tlspectral as tls
     >>> table = tls.frequency_table(tls.load_model("tiny-rope"))
@@ -182,43 +199,60 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
         path: the parquet file.
 
     Returns:
-        The table as it was written.
+        DataFrame with the values, dtypes and index that were written, and `df.attrs` (model, weights, settings).
+        `tls.tables.describe_columns(df)` gives the meaning and unit of its columns. A warning names columns that mean
+        something else since the table was made; columns that were renamed get their present name.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not one of ours (not parquet, damaged, or without our metadata), its metadata fit no
-            table, or a newer version of this package wrote it. Damage is found by checksum, down to a single bit; files
-            of version 0.1.0 have none.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not parquet (CSV is not read), is damaged, was not written by `write_table`, or was
+            written by a newer version of this package. A checksum finds damage of a single bit, except in files of
+            version 0.1.0, which have no checksum.
+
+    Not established: that the numbers came from the recorded weights. Provenance is only a record.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{not_a(path, 'the path of a table')}: give the path of a parquet file")
     described, table = _open(Path(path).expanduser())
     try:
         frame = _frame_of(table)
         frame.attrs = described["provenance"]
-        remember(frame.attrs.get("table"), described.get("columns"))
+        now = renamed_columns(frame.attrs.get("table"))
+        earlier = [name for name in now if name in frame]
+        frame = frame.rename(columns=now)
+        docs = described.get("columns")
+        docs = {now.get(name, name): entry for name, entry in docs.items()} if isinstance(docs, dict) else docs
+        remember(frame.attrs.get("table"), docs)
     except MemoryError:
         raise
-    except Exception as error:  # pandas and pyarrow raise what they please where metadata are not of their making
+    except Exception as error:  # pandas and pyarrow raise errors of many types for changed metadata
         raise _unreadable(path, error) from error
+    if earlier:
+        names = ", ".join(f"{name} is now {now[name]}" for name in earlier)
+        warn_caller(f"{os.fspath(path)} was written by an earlier release, and its columns are renamed: {names}")
     warn_of_older(frame, os.fspath(path))
     return frame
 
 
 def _open(path: Path) -> tuple[dict[str, Any], pa.Table]:
+    """Check a parquet file, and return (its tlspectral metadata as a dict, its pyarrow table).
+
+    Raises FileNotFoundError, or ValueError if it is not such a file, is damaged, or has a newer format.
+    """
     if path.is_dir():
         raise ValueError(f"{path} is a folder, not a table: name the parquet file in it")
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: write it with tlspectral.write_table, or check the name")
+        raise FileNotFoundError(f"{path} does not exist: check the name, or write it with tlspectral.write_table")
     if path.suffix.lower() == ".csv":
         raise ValueError(
-            f"{path} is CSV, which does not say where its numbers come from: read it with pandas.read_csv, or write "
-            "the table as .parquet"
+            f"{path} is CSV, which has no provenance: read it with pandas.read_csv, or write the table as .parquet"
         )
     data = path.read_bytes()
     if data[:4] != b"PAR1":
         start = "is empty" if not data else f"starts with {data[:4]!r}"
-        raise ValueError(f"{path} is not a parquet file (it {start}): read_table reads what write_table wrote")
+        raise ValueError(f"{path} is not a parquet file (it {start}): give a file that write_table wrote")
     try:
-        # Not pq.read_table: it would read folder names such as layer=3 as columns.
+        # Not pq.read_table, which would read folder names such as layer=3 as columns.
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         metadata = file.metadata.metadata or {}
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -235,21 +269,31 @@ def _open(path: Path) -> tuple[dict[str, Any], pa.Table]:
 
 
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> ValueError:
+    """Return (do not raise) a ValueError for a file whose metadata cannot be read; `error` is the cause."""
     return ValueError(f"{path}: its metadata cannot be read ({error!r}): write the table again")
 
 
 def _with_digest(data: bytes, before: bytes, after: bytes) -> bytes:
-    """Replace the digest in a file's bytes. It is searched from the end, where a parquet file has its footer."""
+    """Return the bytes of a file in which the last occurrence of `before` is replaced by `after`; unchanged if `before`
+    is empty or missing.
+
+    The checksum stands in the footer, at the end of a parquet file.
+    """
     start = data.rfind(before) if before else -1
     return data if start < 0 else data[:start] + after + data[start + len(before) :]
 
 
 def _damaged(path: str | os.PathLike[str], why: object) -> ValueError:
+    """Return (do not raise) a ValueError for a damaged file; `why` is the reason in words or an error."""
     return ValueError(f"{path} is a damaged or cut-off parquet file ({why}): write it again")
 
 
 def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Read and check our part of the schema metadata."""
+    """Return the tlspectral part of a parquet file's metadata as a dict with the keys format, provenance and columns.
+
+    `metadata` is the file's metadata, `path` its name in messages. Raises ValueError if the part is missing, cannot be
+    read, or has a newer format.
+    """
     if _KEY not in metadata:
         keys = ", ".join(sorted(key.decode(errors="replace") for key in metadata)) or "none"
         raise ValueError(
@@ -272,7 +316,10 @@ def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) ->
 
 
 def _json_value(value: Any, where: str) -> Any:
-    """Turn numpy scalars in `value` into plain numbers. A ValueError names what JSON cannot hold and where it is."""
+    """Return a copy of `value` that JSON can store: plain numbers instead of numpy scalars, lists instead of tuples.
+
+    Raises ValueError for a value that JSON cannot store. `where` is its place in messages, such as "df.attrs['seed']".
+    """
     if value is None or type(value) in (str, bool, int, float):
         return value
     if isinstance(value, (np.bool_, np.integer, np.floating)):
@@ -280,13 +327,13 @@ def _json_value(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{where} has the key {key!r}: JSON keys are text, so use str(key)")
+                raise ValueError(f"{where} has the key {key!r}, but JSON keys must be text: use str(key)")
         return {str(key): _json_value(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json_value(item, f"{where}[{number}]") for number, item in enumerate(value)]
     if isinstance(value, str):
         return str(value)
     raise ValueError(
-        f"{where} is a {type(value).__name__}, which JSON cannot hold: use text, numbers, lists and dictionaries, "
+        f"{where} is a {type(value).__name__}, which JSON cannot store: use text, numbers, lists and dictionaries, "
         "or remove it before writing"
     )

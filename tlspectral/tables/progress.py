@@ -1,4 +1,4 @@
-"""How far a long measurement has come: a bar on a terminal and in a notebook, a line a minute in a log."""
+"""Progress of a long measurement: a bar on a terminal and in a notebook, a line per minute in a log."""
 
 import os
 import sys
@@ -13,20 +13,26 @@ _EVERY = 60.0  # seconds between two lines of a log
 
 
 def bar(total: int | None, description: str, unit: str, *, initial: int = 0) -> Any:
-    """Return what shows the progress of a measurement, as a context; `update(n)` moves it.
+    """Return a context manager that shows progress; its `update(n)` counts `n` more items.
 
-    In a notebook and where stderr is a terminal it is a tqdm bar. Elsewhere stderr gets a line a minute, and none of
-    work that takes less. The environment variable `TQDM_DISABLE=1`, read at every call, switches both off.
+    It is a tqdm bar in a notebook and if stderr is a terminal. Otherwise stderr gets a line per minute, and no line for
+    work under a minute. `total` is the number of items (None: unknown), `description` the text in front, `unit` the
+    name of an item, `initial` the number of items done before. The environment variable `TQDM_DISABLE=1`, read at every
+    call, switches both off.
     """
     from tqdm.auto import tqdm
 
-    off = True if hidden() else None  # None: tqdm looks whether stderr is a terminal
+    off = True if hidden() else None  # with None tqdm checks whether stderr is a terminal
     shown = tqdm(total=total, initial=initial, desc=description, unit=unit, leave=False, disable=off)
     return _Lines(total, description, unit, initial) if shown.disable and not off else shown
 
 
 class _Lines:
-    """Progress as lines of a log, in place of a bar."""
+    """Progress as lines on stderr, one per minute, with the interface of a tqdm bar.
+
+    total: number of items, None if unknown. description: text in front. unit: name of an item. initial: items done
+    before.
+    """
 
     def __init__(self, total: int | None, description: str, unit: str, initial: int):
         self.total, self.n, self._initial = total, initial, initial
@@ -37,10 +43,10 @@ class _Lines:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Say nothing: what is measured says itself that it is done."""
+        """Print nothing; the caller reports the end."""
 
     def update(self, n: int = 1) -> None:
-        """Count `n` more, and write a line if the last one is a minute old."""
+        """Count `n` more items, and write a line to stderr if the last line is a minute old."""
         self.n += n
         now = monotonic()
         if now - self._last < _EVERY:
@@ -53,22 +59,25 @@ class _Lines:
         sys.stderr.flush()
 
     def set_postfix(self, measures: Any) -> None:
-        """Take what a bar shows behind it; a log does not."""
+        """Do nothing: a bar would show these values at its end, and log lines have no place for them."""
 
 
 def _clock(seconds: float) -> str:
+    """Return a number of seconds as text, "m:ss" or "h:mm:ss"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def hidden() -> bool:
-    """Return whether progress is switched off, here or by `TQDM_DISABLE`."""
+    """Return whether progress is switched off, by a block of `without_bars` or by the environment variable
+    `TQDM_DISABLE`.
+    """
     return _HIDDEN.get() or os.environ.get("TQDM_DISABLE", "0").lower() not in ("", "0", "false")
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Switch bars and lines off inside the context, in this thread alone."""
+    """Switch off bars and log lines inside the block, in this thread only."""
     token = _HIDDEN.set(True)
     try:
         yield

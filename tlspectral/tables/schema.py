@@ -1,8 +1,8 @@
 """The schema of a table: its columns in their order, and the frame that they make.
 
-A schema stands beside the function that makes its table. It is the one description of the table: `Schema.frame` makes
-the frame by it, `write_table` puts it into the file, and the site prints it. Nothing is guessed from column names: a
-frame without a table's name has no documentation.
+A schema stands beside the function that makes its table and is the only description of the table. `Schema.frame` makes
+the frame, `write_table` stores the texts in the file, and the site prints them. A frame whose `attrs` name no table has
+no documentation; nothing is guessed from column names.
 """
 
 import re
@@ -12,27 +12,28 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.errors import not_a
 from tlspectral.tables.meanings import CHANGES, MEANINGS, changed
 
 _DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys(("label", "text", "numbers"), "object")
-"""By unit; of other numbers float64."""
+"""Pandas dtype by unit. Columns of any other unit have float64."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """The documentation of a column of a table; it holds no values.
 
     Attributes:
-        name: its name in the table.
-        meaning: what the number is, and when it is missing.
-        unit: of the values; `"flag"` for booleans, `"label"` for text, `"numbers"` for
-            a list of numbers in each row.
-        label: its plain name, for printed tables, pictures and pages; empty where the name is plain.
-        always: False where only some tables of the schema have the column.
-        range: from the smallest to the largest value, or the labels. This and what follows has the head table alone.
-        source: paper and section; numbers that no paper has are this package's.
-        also_known_as: what others call it; empty if nothing is known.
-        does_not_establish: what must not be read from it; of other tables the docstring of their function says it.
+        name: name of the column.
+        meaning: meaning of the value, and when it is missing.
+        unit: unit of the values; `"flag"` for booleans, `"label"` for text, `"numbers"` for a list of numbers per row.
+        label: plain name for printed tables, pictures and pages; empty if `name` is plain.
+        always: False if only some tables of the schema have the column.
+        range: smallest to largest value, or the possible labels. Only the head table has this field and the next three.
+        source: paper and section, or "this package" for numbers that no paper has.
+        also_known_as: other names; empty if none is known.
+        does_not_establish: a conclusion that must not be drawn from the value. For other tables the docstring of their
+            function says this.
     """
 
     name: str
@@ -47,66 +48,69 @@ class Column:
     does_not_establish: str = ""
 
     def texts(self) -> dict[str, str]:
-        """Return what is said of the column, by the name of the field."""
+        """Return the documentation of the column as a dict from field name ("meaning", "unit", ...) to text."""
         return {name: value for name, value in vars(self).items() if isinstance(value, str)}
 
     @property
     def title(self) -> str:
-        """What people read: the plain name, else the name."""
+        """The column's name for readers: `label`, or `name` if there is no label."""
         return self.label or self.name
 
     @property
     def dtype(self) -> str:
-        """The pandas dtype of its values where none is missing."""
+        """The pandas dtype of the column as text, such as "float64", when no value is missing."""
         return _DTYPES.get(self.unit, "float64")
 
     @property
     def signed(self) -> bool:
-        """Whether values below 0 are within its range."""
+        """True if the documented range of the column's values begins below 0."""
         return self.range.removeprefix("about ").startswith("-")
 
 
 def columns(text: str, shared: Iterable[Column] = ()) -> tuple[Column, ...]:
-    """Read columns from text with a line for each: name, unit and meaning, separated by `|`.
-
-    `?` behind a name marks a column that only some tables have. A line without a name goes on with the meaning above. A
-    line of names alone, "layer, head", takes these from the shared columns, of two with one name the first.
+    """Read `Column`s from text with one line per column: name, unit and meaning, separated by `|`.
 
         >>> columns("value | nat | Mean loss.")
         (Column(name='value', meaning='Mean loss.', unit='nat', ...),)
+
+    A `?` after a name marks a column that only some tables have. A line without a name continues the meaning above it.
+    A line of names only, such as "layer, head", takes these `Column`s from `shared`; if several have the name, the
+    first is taken.
     """
     known: dict[str, Column] = {}
     for column in shared:
         known.setdefault(column.name, column)
-    found: list[Column] = []
+    listed: list[Column] = []
     for line in filter(str.strip, text.splitlines()):
-        name, *said = (cell.strip() for cell in line.split("|", 2))
-        if not said:
-            found += [replace(known[one.rstrip("?")], always=one[-1] != "?") for one in name.rstrip(",").split(", ")]
+        name, *texts = (cell.strip() for cell in line.split("|", 2))
+        if not texts:
+            listed += [
+                replace(known[entry.rstrip("?")], always=entry[-1] != "?") for entry in name.rstrip(",").split(", ")
+            ]
         elif name:
-            found.append(Column(name.rstrip("?"), said[1], said[0], always=not name.endswith("?")))
+            listed.append(Column(name.rstrip("?"), texts[1], texts[0], always=not name.endswith("?")))
         else:
-            found[-1] = replace(found[-1], meaning=f"{found[-1].meaning} {said[1]}")
-    return tuple(found)
+            listed[-1] = replace(listed[-1], meaning=f"{listed[-1].meaning} {texts[1]}")
+    return tuple(listed)
 
 
 def spelled(text: str) -> str:
-    """Return text as it stands in a column's name: other characters than letters, digits, `_` and `-` become `_`."""
+    """Return text in the form of column names: each character but letters, digits, `_` and `-` becomes `_`."""
     return re.sub(r"[^\w-]", "_", text)
 
 
 _DOCUMENTED: dict[str, dict[str, Column]] = {}
-"""Columns by table and name, of the schemas that this process has imported and of the files that it has read."""
+"""Columns by table and name, from the schemas that this process imported and the files that it read."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of one table, in their order. The same name may mean something else in another table.
+    """The documented columns of a table in their order. The same column name may mean something else in another table.
 
     Attributes:
-        name: the function that returns the table and, where it returns several, behind a dot which of them.
-        columns: all that it can have.
-        made_by: functions and commands that make it, as Markdown; by default the function alone.
+        name: the function that returns the table. If it returns several tables, the table's name follows after a dot.
+        columns: all columns that the table can have.
+        made_by: functions and commands that make the table, as Markdown. Default: only the function.
     """
 
     name: str
@@ -114,23 +118,24 @@ class Schema:
     made_by: str = ""
 
     def __post_init__(self) -> None:
-        _SCHEMAS.setdefault(self.name, self)  # one with more columns, of a call's own, does not replace it
+        _SCHEMAS.setdefault(self.name, self)  # a schema that one call makes, with more columns, does not replace it
         _DOCUMENTED.setdefault(self.name, {}).update({column.name: column for column in self.columns})
 
     def frame(self, data: Any, attrs: Mapping[Any, Any] | None = None) -> pd.DataFrame:
-        """Return the table that data make: columns in the order of the schema, its name in `attrs`.
+        """Return `data` as a DataFrame with the columns in the order of the schema, and the table's name in
+        `attrs["table"]`.
 
-        `attrs["meanings"]` says which meaning columns have that changed it under one name (`tables.meanings`).
-
-        Where the schema has `name` and the data `layer` and `head` alone, the names of heads are filled in, such as
-        L16H0. An empty table has the types of its columns; no rows make one with all that are always there.
+        `attrs["meanings"]` is the number of changes in the meaning of columns that the table follows
+        (`tables.meanings`). If the schema has `name` and the data only `layer` and `head`, names such as L16H0 are
+        added. An empty table gets the dtypes of its columns. Data without rows and columns give a table of all columns
+        that are always there.
 
         Args:
-            data: a frame, columns by name, or rows; may lack columns that are not always there.
-            attrs: added to the frame's own.
+            data: a DataFrame, a dict of columns, or rows. Columns that are not always there may be missing.
+            attrs: entries to add to the frame's own `attrs`.
 
         Raises:
-            ValueError: a column that the schema lacks, or that the data lack and the schema always has.
+            ValueError: the data have a column that the schema lacks, or lack a column that the schema always has.
         """
         frame = data.copy(deep=False) if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
         by_name = {column.name: column for column in self.columns}
@@ -142,11 +147,12 @@ class Schema:
         lacking = [column.name for column in self.columns if column.always and column.name not in frame]
         if unknown or lacking:
             raise ValueError(
-                f"table {self.name}: columns {unknown} are not in its schema, columns {lacking} are missing"
+                f"table {self.name}: columns {unknown} are not in its schema, columns {lacking} are missing: give "
+                "exactly the schema's columns"
             )
         held = {**frame.attrs, **(attrs or {}), "table": self.name}
         if changed(self.name):
-            held.setdefault(MEANINGS, len(CHANGES))  # a table that is made from an older one says so by itself
+            held.setdefault(MEANINGS, len(CHANGES))  # a table made from an older table already has the older number
         frame.attrs = {}
         frame = frame.loc[:, [name for name in by_name if name in frame]]
         if frame.empty:
@@ -159,20 +165,25 @@ _SCHEMAS: dict[str, Schema] = {}
 
 
 def known_schemas() -> dict[str, Schema]:
-    """Return the schemas of the modules that this process has imported, by name."""
+    """Return a dict from table name to `Schema`, for all modules that this process has imported."""
     return dict(_SCHEMAS)
 
 
 def columns_of(attrs: Mapping[Any, Any]) -> Mapping[str, Column]:
-    """Return the documented columns of the table that `attrs` name; empty without a known name."""
+    """Return a mapping from column name to `Column` for the table that `attrs["table"]` names; {} if that table is
+    unknown.
+    """
     name = attrs.get("table")
     return _DOCUMENTED.get(name, {}) if isinstance(name, str) else {}
 
 
 def remember(name: Any, docs: Any) -> None:
-    """Store a file's column docs, so that a process that has not imported the table's maker can write them again.
+    """Store the column texts that a file holds for the table `name`; `docs` is a dict from column name to {field:
+    text}.
 
-    Docs from the maker take precedence. Fields of other versions are left out.
+    A process that has not imported the function that makes this table can then write the texts again. Texts of an
+    imported schema take precedence. Fields that this version does not know are left out. Other types of `name` or
+    `docs` are ignored.
     """
     if not isinstance(name, str) or not isinstance(docs, dict):
         return
@@ -185,11 +196,18 @@ def remember(name: Any, docs: Any) -> None:
             )
 
 
-def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: str = "table") -> None:
-    """Refuse a table, called `name`, without a needed column or without rows.
+def require_table(table: Any, hint: str, *, name: str = "table") -> None:
+    """Raise TypeError unless `table` is a DataFrame. The message calls it `name` and ends with `hint`."""
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"{not_a(table, 'a table')}: the {name} has to be a DataFrame; {hint}")
 
-    Raises ValueError, which names the missing columns and what makes such a table: a function, a command or a file.
+
+def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: str = "table") -> None:
+    """Raise ValueError if the table lacks one of the columns or has no rows.
+
+    The message calls the table `name` and tells the user to give a table of `made_by`, such as "analyze_heads".
     """
+    require_table(table, f"give a table of {made_by}", name=name)
     missing = [column for column in columns if column not in table]
     if missing:
         raise ValueError(f"the {name} has no column {', '.join(missing)}: give a table of {made_by}")
@@ -198,7 +216,10 @@ def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: 
 
 
 def require_one_row(table: pd.DataFrame, keys: list[str], hint: str, *, name: str = "table") -> None:
-    """Refuse a table, called `name`, with two rows of equal keys. Raises ValueError, which names the first of them."""
+    """Raise ValueError if two rows of the table have equal values in the columns `keys`.
+
+    The message calls the table `name`, shows the first such row and ends with `hint`, which says what to do.
+    """
     repeated = table.duplicated(keys)
     if repeated.any():
         first = table.loc[repeated, keys].iloc[0]

@@ -1,6 +1,7 @@
-"""Shards: processes, on any machines, that make the jobs of one folder between them.
+"""Shards: processes on any machines that share the jobs of one folder.
 
-A shard makes jobs by their place in the list alone, so no process waits for another, claims a job or asks a server.
+The place of a job in the list decides which shard makes it. No process waits for another, claims a job or asks a
+server.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
     from tlspectral.tables.job import Job
     from tlspectral.tables.resume_folder import ResumeFolder
 
-_WORKS = ".shards"  # hidden, so that what is seen of the folder is what one process leaves
+_WORKS = ".shards"  # hidden, because the visible files must equal the files of a single process
 _NAMED = 8
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one of several processes makes: every `count`-th job, from job number `index` on; none where that is 0.
+    """The jobs of one process: every `count`-th job, beginning with job number `index` (from 1); no job if `index` is
+    0.
 
     Attributes:
-        asked: how this work is asked for again, as JSON, noted in the folder for `tlspectral collect`.
+        index: number of the process.
+        count: number of processes.
+        asked: the command or call that started this work, as JSON, stored in the folder for `tlspectral collect`.
     """
 
     index: int
@@ -41,7 +45,10 @@ class Shard:
 
     @classmethod
     def numbered(cls, index: int, count: int, **asked: Any) -> Shard:
-        """Return shard `index` of `count`. Raises ValueError unless it is one of 1 to `count`."""
+        """Return the `Shard` of process `index` of `count`; `asked` is the record of the command that it stores.
+
+        Raises ValueError unless 1 <= index <= count.
+        """
         if not 1 <= index <= count:
             raise ValueError(f"there is no shard {index} of {count}: shards count from 1, as in sbatch --array=1-16")
         return cls(index, count, asked)
@@ -52,18 +59,22 @@ class Shard:
         folder: ResumeFolder | None,
         finish: Callable[[Sequence[Job]], dict[str, pd.DataFrame]],
     ) -> dict[str, pd.DataFrame]:
-        """Make the jobs of this shard by `finish`, and read all others. Raises MissingParts if one is not there."""
+        """Make the jobs of this process, read all other jobs from the folder, and return a dict from job name to table.
+
+        `finish` is a function that makes or reads the jobs it is given and returns their tables by name. Raises
+        MissingParts if a job of another process is missing, ValueError without a folder or for a generator of jobs.
+        """
         if folder is None:
             raise ValueError(
-                "a shard needs a folder that the other shards see too: give folder=, or measure outside of the block"
+                "a shard needs a folder that all shards can read: give folder=, or measure outside of the block"
             )
         if not isinstance(jobs, Sequence):
-            raise ValueError("jobs of a generator cannot be shared out: give a list, of names or functions")
+            raise ValueError("a generator of models or jobs cannot be shared out: give a list of names or functions")
         names = [job.name for job in jobs]
         if self.index:
             _note(folder.path, {"parts": names, **self.asked})
         own = jobs[self.index - 1 :: self.count] if self.index else []
-        with sharing(None):  # what a job measures by itself is not shared out
+        with sharing(None):  # measurements inside a job are not shared out again
             tables = finish(own)
             failed = {job.name for job in own if job.name not in tables}
             require_parts(folder.path, [name for name in names if name not in failed])
@@ -72,41 +83,54 @@ class Shard:
 
 
 def shard(index: int, count: int) -> AbstractContextManager[None]:
-    """Let the measurement in this block make the jobs of one of `count` shards, in the folder that it is given.
+    """Let the measurement in this block make only every `count`-th job, in its folder. Use it to run one measurement in
+    several processes or on several machines.
 
-    Every process runs the same block with an `index` of its own, from 1 to `count`. A stored job is never made again,
-    so a process that was killed makes what is missing of its jobs when it is started again. Where jobs of other shards
-    are missing, the block ends there without an error: what stands behind the measurement runs in the processes that
-    find all jobs. A second measurement needs a block of its own.
+    >>> import tempfile
+    >>> import tlspectral as tls
+    >>> model, folder = tls.load_model("tiny-rope"), tempfile.mkdtemp()
+    >>> for index in (1, 2):
+    ...     with tls.tables.shard(index, 2):
+    ...         sweep = tls.ablation_sweep(model, "output", folder=folder)
+    ...         print(f"shard {index} finds all jobs: {len(sweep)} heads")
+    shard 2 finds all jobs: 8 heads
+
+    Every process runs the same block with its own `index`. If jobs of other processes are missing, the block ends after
+    the measurement's own jobs, without an error: code after the measurement runs only in a process that finds all jobs.
+    A process that was killed makes only its missing jobs when it is started again. A second measurement needs its own
+    block.
+
+    Args:
+        index: number of this process, from 1 to `count`.
+        count: number of processes.
+
+    Returns:
+        A context manager, for `with`. It yields None; the measurement in it returns the whole table if all jobs are
+        there.
 
     Raises:
-        ValueError: `index` is not one of 1 to `count`; inside, a measurement without a folder, or of a generator.
+        ValueError: `index` is not one of 1 to `count`; or the measurement in the block has no folder or gets a
+            generator.
 
-    A shard whose block is never entered warns.
+    A warning is given if the result is not used with `with`.
 
-    What it does not establish: that other processes run. `tlspectral collect FOLDER` says which jobs are missing.
-
-    Example:
-        >>> import tempfile
-        >>> import tlspectral as tls
-        >>> model, folder = tls.load_model("tiny-rope"), tempfile.mkdtemp()
-        >>> for index in (1, 2):
-        ...     with tls.tables.shard(index, 2):
-        ...         sweep = tls.ablation_sweep(model, "output", folder=folder)
-        ...         print(f"shard {index} finds all jobs: {len(sweep)} heads")
-        shard 2 finds all jobs: 8 heads
+    Not established: that the other processes run. `tlspectral collect FOLDER` lists missing jobs. More: docs/scale.md
     """
     return _ShardBlock(Shard.numbered(index, count))
 
 
 class _ShardBlock(UserBlock):
+    """The context manager that `tls.tables.shard` returns: in it, measurements make the jobs of `share` only. It ends
+    quietly if jobs of other processes are missing (MissingParts).
+    """
+
     unentered = (
-        "`tls.tables.shard` made a block that was never entered, so this process makes all jobs: write "
+        "`tls.tables.shard` was called without `with`, so this process makes all jobs: write "
         "`with tls.tables.shard(index, count):`"
     )
 
-    def __init__(self, one: Shard):
-        self.shard = one
+    def __init__(self, share: Shard):
+        self.shard = share
 
     def __enter__(self) -> None:
         self.entered = True
@@ -120,7 +144,9 @@ class _ShardBlock(UserBlock):
 
 
 def require_parts(folder: Path, names: Collection[str]) -> None:
-    """Raise MissingParts unless the folder has all of these jobs; the message names those that are missing."""
+    """Raise MissingParts unless the folder has a parquet file for each job in `names`; the message names up to 8
+    missing jobs.
+    """
     missing = [name for name in names if not (folder / f"{name}.parquet").exists()]
     if missing:
         others = f" and {len(missing) - _NAMED} others" if len(missing) > _NAMED else ""
@@ -131,12 +157,16 @@ def require_parts(folder: Path, names: Collection[str]) -> None:
 
 
 def noted_works(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folders of jobs, at any depth, with what shards noted: `parts`, all names of jobs, and `asked`."""
+    """Yield (folder with the jobs' files, record) for all work that processes shared at any depth below `folder`.
+
+    A record is a dict with `parts`, the names of all jobs, and the entries of `Shard.asked`, such as the command.
+    """
     for file in sorted(folder.rglob(f"{_WORKS}/*.json")):
         yield file.parents[1], json.loads(file.read_text(encoding="utf-8"))
 
 
 def _note(folder: Path, work: Mapping[str, Any]) -> None:
+    """Store the record `work` of shared jobs as JSON in a hidden subfolder of `folder`, unless it is stored already."""
     text = json.dumps(work)
     file = folder / _WORKS / f"{sha256(text.encode()).hexdigest()[:16]}.json"
     file.parent.mkdir(exist_ok=True)

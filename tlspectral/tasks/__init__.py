@@ -1,4 +1,4 @@
-"""What a model is evaluated on: prompts, a metric, ready tasks, and values with standard errors."""
+"""Tasks: prompts with a metric, ready tasks, and the value of a model on a task with its standard error."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Where the blocks of a prompt stand, and means over blocks."""
+"""Token positions of the blocks of a prompt, and means of activations over blocks."""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +10,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tlspectral.errors import shown
+
 _LISTED = 120
-"""Cycles that are listed, so that draws differ: those of up to six blocks."""
+"""Most cycles through all blocks that are listed, so that two draws never use the same cycle (up to six blocks)."""
 
 
 @dataclass(frozen=True)
 class BlockPlaces:
-    """Where the blocks of one or more prompts stand: the first position of each, and the tokens in any of them.
+    """Token positions of the blocks of one prompt, or of several prompts whose blocks stand at the same positions.
 
-    `ids` are the tokens of each prompt up to the end of its last block.
+    Attributes:
+        starts: position of the first token of each block.
+        width: tokens in a block; all blocks have as many.
+        ids: for each prompt, its token ids up to the end of its last block.
     """
 
     starts: tuple[int, ...]
@@ -27,22 +32,23 @@ class BlockPlaces:
 
     @property
     def stop(self) -> int:
-        """First position behind the last block."""
+        """Position of the first token after the last block."""
         return self.starts[-1] + self.width
 
     def tokens(self) -> Int[Tensor, "blocks width"]:
-        """Return the positions of the tokens of every block."""
+        """Return the positions of all block tokens [blocks, width], a row for each block."""
         return torch.tensor(self.starts)[:, None] + torch.arange(self.width)
 
     def require_own(self, passed: Tensor, own: Tensor, where: str) -> None:
-        """Refuse rows that do not begin with the tokens of one of the prompts, up to the end of the last block.
+        """Raise ValueError unless each row begins with the tokens of one prompt, up to the end of its last block.
 
-        `passed` are the token ids of the rows, [rows, pos], or what stands for each, [rows, pos, width]; `own` the same
-        of the prompts. Raises ValueError for the first wrong row. Rows that end in front are left to `read`.
+        `passed`: token ids of a run [rows, pos], or their embeddings [rows, pos, width]. `own`: for each prompt its ids
+        or embeddings, in the same form. `where`: what a row is called in the message. Rows that end before the last
+        block pass here; `read` raises for them.
         """
         if passed.shape[1] < self.stop:
             return
-        same = torch.stack([passed[:, : self.stop] == one.to(passed.device) for one in own], dim=1)
+        same = torch.stack([passed[:, : self.stop] == prompt.to(passed.device) for prompt in own], dim=1)
         same = same if same.ndim == 3 else same.all(-1)  # rows prompts pos
         wrong = (~same.all(-1).any(1)).nonzero().flatten().tolist()
         if not wrong:
@@ -50,7 +56,7 @@ class BlockPlaces:
         row = wrong[0]
         agreeing = same[row].long().cumprod(-1).sum(-1)
         nearest, at = int(agreeing.argmax()), int(agreeing.max())
-        found = f"token {int(passed[row, at])}" if passed.ndim == 2 else "another token"
+        token = f"token {int(passed[row, at])}" if passed.ndim == 2 else "another token"
         later = [
             shift
             for shift in range(1, passed.shape[1] - self.stop + 1)
@@ -58,16 +64,18 @@ class BlockPlaces:
         ]
         moved = f" (the prompt begins {later[0]} {'token' if later[0] == 1 else 'tokens'} later)" if later else ""
         raise ValueError(
-            f"{where} {row} has {found} at position {at}, where the prompt of the part has {self.ids[nearest][at]}"
-            f"{moved}: the blocks of a part are those of its prompt, counted from the first token. Run its own tokens, "
-            "prompt.tokenized(model).tokens(), and pad at the end; model(text), to_tokens and a task of text may put a "
-            "start token in front: leave that out (prepend_bos=False), or write it into the prefix"
+            f"{where} {row} has {token} at position {at}, and the prompt of the part has token "
+            f"{self.ids[nearest][at]} there{moved}: this part works only on its own prompt. Run "
+            "prompt.tokenized(model).tokens(), and pad at the end. model(text), to_tokens and a task of text may put a "
+            "start token in front: leave it out (prepend_bos=False), or write it into the prefix of the prompt"
         )
 
     def split(self, x: Float[Tensor, "*batch pos columns"]) -> tuple[Tensor, Tensor]:
-        """Return x with the tokens of blocks replaced by their mean over blocks, and by what is left of it.
+        """Return two copies of x: the means over blocks, and the deviations from these means.
 
-        Tokens outside the blocks keep their rows in both.
+        In the first copy each block token is replaced by the mean over blocks of the tokens at its offset in the block.
+        In the second copy it is replaced by its difference from this mean. Tokens outside the blocks stay unchanged in
+        both.
         """
         at = self.tokens().to(x.device)
         of_blocks = x[..., at, :]  # *batch blocks width columns
@@ -78,19 +86,22 @@ class BlockPlaces:
         return averaged, deviating
 
     def read(self, allowed: Bool[Tensor, "*batch pos pos"]) -> Bool[Tensor, "*batch pos pos"]:
-        """Limit pairs of tokens to queries behind the blocks and keys in them.
+        """Return the mask `allowed` restricted to queries after the last block and keys inside the blocks.
 
-        Raises ValueError for a run without a query behind the blocks, with padding in front, or with a window that
-        hides a block from such a query.
+        `allowed`: True for (query, key) pairs that may attend. Raises ValueError if the run has no query after the
+        blocks, has padding in front, or has a window that hides a block from such a query.
         """
         n = allowed.shape[-1]
         if n <= self.stop:
-            raise ValueError(f"the blocks end at token {self.stop}, and this run has {n}: no query stands behind them")
+            raise ValueError(
+                f"this run has {n} tokens and the blocks fill the first {self.stop}, so no query comes after the "
+                "blocks: run the whole prompt, with its suffix"
+            )
         seen = allowed[..., self.stop :, self.starts[0] : self.stop]
         if not bool(allowed[..., 1, 0].all() & seen.all()):
             raise ValueError(
-                "a query behind the blocks does not see all of them: blocks are counted from the first token of a run, "
-                "so pad at its end; and leave out layers whose window is shorter than the blocks"
+                "a query after the blocks does not see all blocks: pad rows at their end, not in front, and leave out "
+                "layers whose attention window is shorter than the blocks"
             )
         inside = torch.zeros(n, n, dtype=torch.bool, device=allowed.device)
         inside[self.stop :, self.tokens().flatten().to(allowed.device)] = True
@@ -99,10 +110,12 @@ class BlockPlaces:
     def shuffled(
         self, difference: Float[Tensor, "batch replays pos pos"], seeds: list[list[int]]
     ) -> Float[Tensor, "batch replays pos pos"]:
-        """Move what is removed from each block to another one, by a random cycle through all blocks for each replay.
+        """Return `difference` with the values of each block moved to another block, by a random cycle of the blocks.
 
-        Every query then loses the same numbers from other blocks: a random part of equal size. `seeds` end with the
-        number of the draw. Draws of few blocks differ from each other, as long as there are so many `cycles`.
+        `difference`: scores that a part of a head removes. `replays`: copies of the batch with different controls; each
+        has a cycle of its own. `seeds`: for each replay numbers that seed it; the last is the number of the draw. The
+        result is a random control of equal size: each query loses the same numbers at other blocks. With up to six
+        blocks the first `cycles` draws all differ.
         """
         moved, at = difference.clone(), self.tokens().to(difference.device)
         for replay, seed in enumerate(seeds):
@@ -112,10 +125,14 @@ class BlockPlaces:
 
     @property
     def cycles(self) -> int:
-        """Cycles through all blocks, of which each draw of a control is one."""
+        """Number of different cycles through all blocks, (blocks - 1)!. A draw of the control uses one cycle."""
         return math.factorial(len(self.starts) - 1)
 
     def _cycle(self, seed: list[int]) -> Int[np.ndarray, "blocks"]:
+        """Return a random order of the blocks; the values of each block move to the next block of the order.
+
+        `seed`: numbers that seed the choice; the last is the number of the draw.
+        """
         *of_head, draw = seed
         if self.cycles > _LISTED:
             return np.random.default_rng(seed).permutation(len(self.starts))
@@ -124,38 +141,44 @@ class BlockPlaces:
 
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
-    """Return where the blocks of a `BlockPrompt` stand, or of a list of them that stand at the same places.
+    """Return the token positions of the blocks of a `BlockPrompt`, or of several with equal positions.
 
-    Raises ValueError for blocks of unequal length, and for prompts whose blocks stand elsewhere.
+    `blocks`: the prompt or a list of prompts; `BlockPlaces` are returned unchanged. `model`: its tokenizer reads text.
+    Raises ValueError if blocks differ in length, or if blocks of two prompts stand at different positions.
     """
     if isinstance(blocks, BlockPlaces):
         return blocks
     prompts = list(blocks) if isinstance(blocks, list | tuple) else [blocks]
-    strange = [type(one).__name__ for one in prompts if not hasattr(one, "tokenized")]
+    strange = [shown(prompt) for prompt in prompts if not hasattr(prompt, "tokenized")]
     if strange or not prompts:
         raise ValueError(
-            f"blocks are those of a BlockPrompt, the keys, or of a list of them; found {[*strange, 'none'][0]}"
+            f"{[*strange, 'an empty list'][0]} is not a BlockPrompt, so its blocks are not known: give "
+            "tls.positional.BlockPrompt(prefix, blocks, suffix), or a list of such prompts"
         )
-    tokenized = [one.tokenized(model) for one in prompts]
-    spans = [one.spans() for one in tokenized]
-    widths = sorted({stop - start for one in spans for start, stop in one})
+    tokenized = [prompt.tokenized(model) for prompt in prompts]
+    spans = [prompt.spans() for prompt in tokenized]
+    widths = sorted({stop - start for blocks_of_prompt in spans for start, stop in blocks_of_prompt})
     if len(widths) > 1:
         raise ValueError(
-            f"blocks of {widths[0]} to {widths[-1]} tokens: content and position are taken apart token by token, so "
-            "give blocks of equal length"
+            f"blocks have {widths[0]} to {widths[-1]} tokens, and content and position are separated token by token: "
+            "give blocks with equally many tokens"
         )
-    elsewhere = [index for index, one in enumerate(spans) if one != spans[0]]
+    elsewhere = [index for index, blocks_of_prompt in enumerate(spans) if blocks_of_prompt != spans[0]]
     if elsewhere:
+        starts = [shown([start for start, _ in spans[index]]) for index in (elsewhere[0], 0)]
         raise ValueError(
-            f"the blocks of prompt {elsewhere[0]} begin at {[start for start, _ in spans[elsewhere[0]]]} and those of "
-            f"prompt 0 at {[start for start, _ in spans[0]]}: give each its own part"
+            f"the blocks of prompt {elsewhere[0]} begin at positions {starts[0]}, and the blocks of prompt 0 at "
+            f"{starts[1]}: make a part of its own for each of the two prompts"
         )
     stop = spans[0][-1][1]
-    ids = tuple(tuple(one.tokens()[:stop].tolist()) for one in tokenized)
+    ids = tuple(tuple(prompt.tokens()[:stop].tolist()) for prompt in tokenized)
     return BlockPlaces(tuple(start for start, _ in spans[0]), widths[0], ids)
 
 
 def centred(values: Tensor, dim: int) -> Tensor:
-    """Centre the values. The first value is subtracted beforehand, so that equal values give exactly 0."""
+    """Return `values` minus their mean along `dim`; exactly 0 where all values along `dim` are equal.
+
+    The first value is subtracted before the mean, because rounding of the mean could leave a small rest.
+    """
     from_first = values - values.narrow(dim, 0, min(1, values.shape[dim]))
     return from_first - from_first.mean(dim, keepdim=True)

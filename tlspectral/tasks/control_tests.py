@@ -1,4 +1,4 @@
-"""Effects beside those of a control on the same sequences: their columns, and the test against random draws."""
+"""Comparison of an effect with the effects of random draws on the same sequences: the test and its columns."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ CONTROL_COLUMNS = columns("""
     excess_z?         | SD of draws   | delta less the mean of control_draws, over their standard deviation; NaN for
                       |               | fewer than 19 draws (of a Band: asked for), and where they are equal.
 """)
-"""Columns of effects beside the effects of a control."""
+"""Columns that compare an effect with the effects of its control."""
 
 FEWEST_DRAWS = 19
-"""Draws of the control that the column `excess_z` needs: its standard deviation is taken over the draws."""
+"""Fewest draws for the column `excess_z`, which divides by the standard deviation over draws."""
 
 
 def beside_control(
@@ -31,10 +31,13 @@ def beside_control(
     distinct: Int[np.ndarray, "sequences"] | None,
     asked: int | None = None,
 ) -> dict[str, Any]:
-    """Return the `CONTROL_COLUMNS` of effects, and of the effects of the draws on the same sequences.
+    """Compare effects with the effects of random draws.
 
-    `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out. `asked` is how many draws
-    were asked for; None: as many as `controls` has.
+    Return a dict from column name to values, one per row of `deltas`. The columns are control_delta, control_delta_se,
+    control_excess, control_p, control_p_floor, control_draws and excess_z, described in `CONTROL_COLUMNS`. `deltas`:
+    effect of each ablation on each sequence. `controls`: effect of each random draw on each sequence; a draw that is
+    NaN was not found and is left out. `distinct`: an integer per sequence, the same for equal sequences; None if all
+    differ. `asked`: number of draws that the caller wanted. Default: as in `controls`.
     """
     n_asked: int = controls.shape[1] if asked is None else asked
     missing = np.isnan(controls[:, :, 0])
@@ -65,13 +68,9 @@ def beside_control(
 def control_test(
     delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
 ) -> tuple[Float64[np.ndarray, "rows"], Float64[np.ndarray, "rows"]]:
-    """Compare the sizes of effects with the sizes of their control effects: return `control_excess` and `control_p`.
+    """Compare the sizes of effects with the sizes of random draws.
 
-    `control_excess` is |delta| less the mean of |control| over draws: positive where the effect is larger than the
-    effect of a random draw on the mean, in either direction. `control_p` is the Monte-Carlo p of "the effect is one of
-    the control's": (1 + draws with |control| >= |delta|) / (1 + draws). Small values say that the effect is larger. No
-    p is below `draws_floor(draws)`, so that .05 takes 19 draws. Where effect and draws are exchangeable, p is .05 or
-    less in at most 5 % of the cases, whatever their distribution.
+    Return `control_excess` and `control_p`, one per row.
 
     >>> import numpy as np
     >>> excess, pvalue = control_test(np.array([-3.0]), np.array([[1.0, -2.0, 0.5, 4.0]]))
@@ -79,11 +78,18 @@ def control_test(
     (1.125, 0.4)
 
     Args:
-        delta: effects, mean over sequences.
-        controls: effects of the draws on the same sequences, mean over these.
+        delta: effect of each row, mean over sequences.
+        controls: effects of the random draws on the same sequences, mean over sequences.
 
-    What it does not establish: that an effect differs from 0, which `paired_effect` tests, or from a control effect of
-    its own size and the other sign.
+    Returns:
+        Two arrays over rows. `control_excess`, in units of the metric: |delta| minus the mean of |control| over draws;
+            it is positive if the effect is larger than an average draw, in either direction. `control_p`: (1 + number
+            of draws with |control| >= |delta|) / (1 + number of draws). A small p says that the effect is larger. The
+            smallest possible p is 1 / (1 + draws): p = .05 needs 19 draws. If effect and draws are exchangeable, p is
+            .05 or less in at most 5 % of cases, whatever their distribution.
+
+    Not established: that an effect differs from 0 (`paired_effect` tests this), or from a control effect of its own
+    size and opposite sign.
     """
     size, drawn = np.abs(delta), np.abs(controls)
     as_large = (drawn >= size[..., None]).sum(-1)
@@ -93,23 +99,24 @@ def control_test(
 def excess_z(
     delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
 ) -> Float64[np.ndarray, "rows"]:
-    """Return each effect less the mean of its draws, in their standard deviations; NaN for draws that are equal or one.
+    """Return (effect - mean of its random draws) / standard deviation of these draws, for each row.
 
-    It has no unit, so that effects on two tasks can be compared.
+    The result has no unit, so effects on two tasks can be compared. It is NaN for one draw, and if all draws are equal.
 
     >>> import numpy as np
-    >>> excess_z(np.array([3.0, 3.0]), np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])).tolist()
+    >>> draws = np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])
+    >>> excess_z(np.array([3.0, 3.0]), draws).tolist()
     [3.0, nan]
 
     Args:
-        delta: effects, mean over sequences.
-        controls: effects of the draws on the same sequences, mean over these.
+        delta: effect of each row, mean over sequences.
+        controls: effects of the draws on the same sequences, mean over sequences.
 
-    What it does not establish: a p, which is `control_p`. Draws are few and often skewed, so it is not a normal z.
+    Not established: a p-value; that is `control_p`. Draws are few and often skewed, so this is not a normal z.
     """
     if controls.shape[1] < 2:
         return np.full(len(delta), np.nan)
-    with np.errstate(invalid="ignore"):  # of draws that are not finite
+    with np.errstate(invalid="ignore"):  # draws may be infinite or NaN
         return np.array(
             [
                 (effect - drawn.mean()) / drawn.std(ddof=1) if np.ptp(drawn) else np.nan
@@ -119,7 +126,7 @@ def excess_z(
 
 
 def draws_floor(draws: int) -> float:
-    """Return the smallest p of a test against random draws, (1 + draws that reach the value) / (1 + draws); NaN for 0.
+    """Return 1 / (1 + draws), the smallest p-value of a test against `draws` random draws; NaN without draws.
 
     >>> draws_floor(19), draws_floor(4)
     (0.05, 0.2)

@@ -1,4 +1,4 @@
-"""`embedding_change`: how far the embedding of a text moves, the metric of an encoder that embeds sentences."""
+"""`embedding_change`: a task for sentence encoders, which measures how far the embedding of a text moves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class EmbeddingChange:
-    """1 - cosine of the embedding of each prompt and the embedding of the same prompt in a run before, in [0, 2].
+    """Metric of a `Task`: 1 - cosine between the embedding of each prompt and its stored embedding, from 0 to 2.
 
-    An embedding is the mean of the last layer's residual stream over the tokens of a prompt.
+    The embedding of a prompt is the mean over its tokens of the residual stream after the last layer.
     """
 
     before: Float64[Tensor, "prompts d_model"]
+    """Embedding of each prompt in the run that is compared with."""
 
     def __call__(
         self,
@@ -35,42 +36,53 @@ class EmbeddingChange:
         tokens: Int[Tensor, "prompts pos"],
         mask: Bool[Tensor, "prompts pos"],
     ) -> Float64[Tensor, "prompts"]:
-        """Return the change of each prompt."""
+        """Return 1 - cosine for each prompt. `stream`: residual stream after the last layer.
+
+        `mask`: True for real tokens.
+        """
         now = in_float64(stream).mean(1)
         return 1 - torch.nn.functional.cosine_similarity(now, self.before.to(now.device), dim=-1)
 
     def of_prompts(self, rows: list[int]) -> EmbeddingChange:
-        """Return the metric of some of the prompts."""
+        """Return the metric for the prompts with the numbers in `rows`."""
         return EmbeddingChange(self.before[rows])
 
 
 def embedding_change(model: Any, prompts: Any) -> Task:
-    """Make the task: how far each prompt's mean embedding moves from its embedding now: 1 - cosine, in [0, 2].
+    """Make a task that measures how far an ablation moves the embedding of each prompt: 1 - cosine, from 0 to 2.
 
-    An embedding is the mean over all tokens of the residual stream behind the last layer, as sentence-transformers
-    pools `minilm-l6`. Hooks that are on the model during this call act in the embeddings that are compared with.
+    Use it to ablate heads of a sentence encoder, which has no logits:
 
-        task = tls.tasks.embedding_change(model, tokens)
+        model = tls.load_model("minilm-l6")
+        task = tls.tasks.embedding_change(model, ["A cat sat down.", "The cat sat up."])
         tls.ablation_sweep(model, "antisymmetric", task=task, control="random")
 
+    The embedding of a prompt is the mean over its tokens of the residual stream after the last layer, as
+    sentence-transformers does for `minilm-l6`. The task compares with the embeddings of the model as it is during this
+    call, including hooks on it.
+
     Args:
-        model: a bridge of an encoder without a head: `load_model("minilm-l6")`, or another BERT or RoBERTa that was
-            saved without its head for masked tokens.
-        prompts: in a form that `Task` takes, all of one length.
+        model: a bridge of an encoder without a head: `load_model("minilm-l6")`, or a BERT or RoBERTa that was saved
+            without its head for masked tokens.
+        prompts: strings; token ids [sequences, pos]; or a tokenizer's batch with `input_ids` and `attention_mask`. All
+            have equally many tokens.
+
+    Returns:
+        A `Task` for `tls.evaluate` and `tls.ablation_sweep`. Its metric is the change of each prompt, without unit; 0
+            is no change, and lower is better.
 
     Raises:
-        UnsupportedArchitecture: a model that returns logits; prompts of unequal length.
+        UnsupportedArchitecture: the model returns logits, or prompts differ in length.
         ValueError, TypeError: prompts that cannot be read.
 
-    What it does not establish: that a text means another thing to the model; a head can move all embeddings alike. A
-    change is never negative, so that `delta_p` of a sweep, which compares signs, is small wherever anything changes:
-    compare with a control.
+    Not established: that the model understands a text differently; a head can move all embeddings alike. A change is
+    never negative, so `delta_p` of a sweep is small as soon as anything changes: compare with a control.
     """
     with measured(model) as view:
         if hasattr(view.model, "unembed"):
             raise UnsupportedArchitecture(
-                f"{view.source['model']} returns logits: the change of an embedding is that of an encoder without a "
-                "head"
+                f"{view.source['model']} returns logits, and embedding_change needs an encoder without a head, such as "
+                "load_model('minilm-l6'): for this model give tls.logit_difference(...) or a tls.Task"
             )
         packed = packed_prompts(view, prompts)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`evaluate`: the value of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
+"""`evaluate`: the value of a model on a task. `induction_loss` and `language_loss` evaluate a ready task."""
 
 from __future__ import annotations
 
@@ -16,30 +16,37 @@ from tlspectral.tasks.task_sequences import metric_value_of, task_sequences
 
 
 def evaluate(model: Any, task: Task | str) -> MetricValue:
-    """Evaluate a model on a task.
+    """Evaluate a model on a task: run its prompts and return the mean of its metric, with a standard error.
 
     >>> import tlspectral as tls
     >>> model, task = tls.load_model("tiny-rope"), tls.tasks.induction(n_sequences=8)
     >>> intact = tls.evaluate(model, task)
     >>> with tls.ablate(model, "L0H3", "output"):
     ...     effect = tls.evaluate(model, task) - intact
-    >>> effect.value > 1
-    True
+    >>> round(effect.value, 1)
+    3.2
 
-    Hooks on the model stay in force, so that inside `ablate(...)` this is the value of the ablated model; hooks on the
-    unembedding see the predicted positions alone.
+    Use it inside and outside of `ablate(...)` to measure one ablation. Hooks on the model act as usual; a hook on the
+    unembedding sees only the positions that the task predicts.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        task: a `Task`, or `"induction"` or `"language"` for these with their defaults.
+        task: a `tls.Task`, for example from `tls.logit_difference(...)`; or "induction" or "language", the ready tasks
+            with their defaults.
 
     Returns:
-        A `MetricValue`, which is used as a number: the mean over sequences, with `.se` and `.per_sequence`. The
-        difference of two is the paired `Effect`.
+        A `MetricValue`, which is a number: the mean over sequences, in the unit of the task's metric (nats per token
+            for "induction" and "language", logits for `logit_difference`). `.se` is the standard error over sequences,
+            where equal sequences count once; `.per_sequence` is an array of values; `.table()` is a DataFrame. The
+            difference of two values of a task is a paired `Effect` with `.value`, `.se` and `.pvalue`.
 
     Raises:
-        ValueError, TypeError: prompts, positions, labels or a metric that do not fit; see `Task`.
-        ValueError: under `torch.autocast`, as in all that measures: it would round the value to 16 bits.
+        ValueError, TypeError: prompts, positions, labels or a metric that do not fit the model or each other.
+        ValueError: the call is inside `torch.autocast`, which would round the value to 16 bits.
+        UnsupportedArchitecture: the model is an encoder, and the metric needs the next token.
+
+    Not established: that the metric measures the ability the task is named after. Prompts are a sample, and `.se` does
+    not cover prompts of another kind.
     """
     with measured(model, report_hooks=False) as view:
         return metric_value_of(view, task_sequences(view, task_of(task)))
@@ -53,25 +60,34 @@ def induction_loss(
     segment_length: int = 64,
     seed: int = 0,
 ) -> MetricValue:
-    """Evaluate the loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
+    """Return the loss on the second copy of a repeated random segment, in nats per token.
 
-    This is `evaluate(model, tls.tasks.induction(...))`: the sequences are the same as in `detect_heads`; with segments
-    of L tokens, positions L+1 .. 2L-1 predict. Hooks on the model stay in force. Memory does not grow with the number
-    of sequences.
+    Use it to see how well a model copies from its context ("Fingerprint, Not Blueprint", sections 5 and 8).
+
+    >>> import tlspectral as tls
+    >>> print(tls.tasks.induction_loss(tls.load_model("tiny-rope")))
+    0.1104 ± 0.0004
+
+    A sequence is `[BOS, r, r]`: a start token, then a segment r of L random tokens twice. The loss is the mean over
+    positions L+1 to 2L-1. It is the same as `tls.evaluate(model, tls.tasks.induction(...))`.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        prompts: sequences of your own, [sequences, 1 + 2 L]; None draws them.
-        n_sequences: sequences drawn; the standard error is over them.
-        segment_length: L, at most (n_ctx - 1) // 2.
-        seed: of the draw.
+        model: a TransformerBridge or HookedTransformer; hooks on it act as usual.
+        prompts: your own sequences of this form, token ids [sequences, 1 + 2 L]. Default: draw them.
+        n_sequences: number of sequences to draw. Default: 200. Memory does not grow with it.
+        segment_length: L, at most (context - 1) // 2; a larger L is cut to that. Default: 64.
+        seed: seed of the draw. Default: 0.
+
+    Returns:
+        A `MetricValue`, which is a number: the mean over sequences in nats per token. `.se` is its standard error over
+            sequences, `.per_sequence` an array of values.
 
     Raises:
-        UnsupportedArchitecture: an encoder, which sees the token that it would predict.
-        ValueError: `prompts` that are no repeated sequences or that the model cannot read, or fewer than two to draw.
+        UnsupportedArchitecture: the model is an encoder, which sees the token to predict.
+        ValueError: `prompts` are not repeated sequences, the model cannot read them, or fewer than two are to be drawn.
 
-    What it does not establish: that a head with an effect here is an induction head. Every head that
-    the second copy needs has one: so do heads that feed induction, and heads whose removal damages the model as such.
+    Not established: that a head with an effect here is an induction head. Heads that feed induction have an effect too,
+    and so do heads whose removal damages the model in general.
     """
     return evaluate(model, induction(prompts, n_sequences=n_sequences, segment_length=segment_length, seed=seed))
 
@@ -84,31 +100,42 @@ def language_loss(
     n_sequences: int = 64,
     sequence_length: int = 128,
 ) -> MetricValue:
-    """Evaluate the loss on text, of every position but the last (FP section 5): the mean over sequences of their means.
+    """Return the next-token loss on text, in nats per token ("Fingerprint, Not Blueprint", section 5).
 
-    Documents are joined, with EOS between them, and cut into rows of one length. Give prompts that are to be
-    evaluated one by one as token ids, and prompts of unequal length padded, with their mask:
+    Use it to see whether an ablation hurts the model on ordinary text.
+
+    >>> import torch
+    >>> import tlspectral as tls
+    >>> tokens = torch.tensor([[1, 5, 6, 7, 5], [2, 3, 4, 3, 4]])
+    >>> print(tls.tasks.language_loss(tls.load_model("tiny-rope"), tokens))
+    3.3725 ± 0.6056
+
+    All positions but the last are predicted. Documents are joined with EOS between them and cut into rows of one
+    length. To evaluate prompts one by one, give token ids, padded if their lengths differ:
 
         batch = model.tokenizer(prompts, padding=True, return_tensors="pt")
-        language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
+        tls.tasks.language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
 
     Args:
-        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        prompts: token ids; a document or several (this needs the model's tokenizer); the name of a data set,
-            one word without spaces (its column `text` is streamed: this needs a network and `datasets`); or None, the
-            public-domain book that comes with the package.
-        attention_mask: for token ids that are padded, on either side: 1 for real tokens, 0 for padding. Padding is
-            neither seen by the model nor evaluated.
-        n_sequences: rows that are cut from text, the first ones; token ids are taken whole.
-        sequence_length: tokens in such a row, BOS included, at most the context.
+        model: a TransformerBridge or HookedTransformer; hooks on it act as usual.
+        prompts: token ids [sequences, pos]; one or several documents (the model needs a tokenizer); or the name of a
+            data set, one word, whose column `text` is streamed (needs a network and `datasets`). Default: the
+            public-domain book in this package.
+        attention_mask: for padded token ids, 1 for real tokens and 0 for padding, on either side. The model does not
+            see padding.
+        n_sequences: number of rows to cut from text, from its beginning. Default: 64. Token ids are all used.
+        sequence_length: tokens in such a row, BOS included. Default: 128, at most the context.
+
+    Returns:
+        A `MetricValue`, which is a number: the mean over sequences of the mean loss of each sequence, in nats per
+            token. `.se` is its standard error over sequences, `.per_sequence` an array of values.
 
     Raises:
-        UnsupportedArchitecture: an encoder, which sees the token that it would predict.
-        ValueError: text without a tokenizer, token ids that are no sequences of this model or look padded and come
-            without a mask, or a mask that does not fit.
+        UnsupportedArchitecture: the model is an encoder, which sees the token to predict.
+        ValueError: text without a tokenizer, ids that the model does not have, ids that look padded without a mask, or
+            a mask that does not fit.
 
-    What it does not establish: a held-out loss. The packaged book was in most training sets; it compares a model with
-    itself.
+    Not established: a held-out loss. Most models were trained on the packaged book: compare a model with itself.
     """
     size = {"n_sequences": n_sequences, "sequence_length": sequence_length}
     return evaluate(model, language(prompts, attention_mask=attention_mask, **size))

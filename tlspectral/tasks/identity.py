@@ -1,7 +1,7 @@
-"""What tells work on one task from work on another: prompts, answers and functions by their content.
+"""Digests of tasks: a folder of finished work stores them, and is refused for another task.
 
-A folder of finished parts holds the digests, so that two processes have to find the same one for the same thing: no
-digest hangs on an address in memory, on the order of a set or on where a line of code stands.
+A digest is made from the content of prompts, answers and functions. It does not depend on addresses in memory, the
+order of a set or line numbers, so two processes find the same digest for the same task.
 """
 
 import dis
@@ -27,80 +27,90 @@ from tlspectral.tasks.task import Task
 from tlspectral.tasks.task_sequences import TaskSequences
 
 _OWN = {"tlspectral", "tlspectral_studies"}
-_SHOWN = 16  # of a digest, so that a message has room for a name
+_SHOWN = 16  # characters of a digest: a message also has to hold a name
 _READS_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def content_digest(value: Any) -> str:
-    """Return a SHA-256 of what a value holds.
+    """Return the SHA-256 of the content of a value, as hex text: the same in every process for equal content.
 
-    Tensors and arrays count by type, shape and numbers, models by their weights, tokenizers by their vocabulary, other
-    objects by what pickle would store of them. A function counts by its qualified name, its code, its defaults, what it
-    closes over and the globals that it reads; one of the standard library or of an installed package by its name and
-    what it closes over. A check of types by jaxtyping or beartype around a function does not count.
-
-    What it does not see: the state of an object that cannot be pickled, of which the type alone counts.
+    It covers type, shape and numbers of tensors and arrays, weights of models, vocabularies of tokenizers, and for
+    other objects the state that pickle would store. For a function it covers qualified name, code, defaults, closure
+    and the globals that the code reads; for an installed function only name and closure. Type checks by jaxtyping or
+    beartype around a function are ignored. Of an object that cannot be pickled only the type counts.
     """
     return _Contents([], {}).digest(value)
 
 
 def is_own_code(value: Any) -> bool:
-    """Return whether the class of a value is of this project, so that its settings say all of what it computes."""
+    """Return True if this project defines the class of a value; its settings then tell all that it computes."""
     return type(value).__module__.partition(".")[0] in _OWN
 
 
 def task_identity(task: Task) -> dict[str, Any]:
-    """Return what tells tasks apart that no model has read yet, as JSON: a digest of each thing that belongs to one."""
+    """Return a dict of digests of a task's prompts, metric, positions and pairs, before a model reads the prompts.
+
+    Keys: prompts, metric, predict, attention, positions, counterfactual. Values are text, None or such a dict, for
+    JSON.
+    """
     return {
         "prompts": content_digest(task.prompts),
         "metric": _metric_identity(task, task.metric),
-        **{name: _digest_of_given(getattr(task, name)) for name in ("predict", "attention", "positions")},
+        **{name: _digest_or_none(getattr(task, name)) for name in ("predict", "attention", "positions")},
         "counterfactual": _counterfactual_identity(task),
     }
 
 
 def sequences_identity(sequences: TaskSequences, task: Task) -> dict[str, Any]:
-    """Return what tells tasks apart on one model, as JSON: the same, with prompts and answers as token ids."""
+    """Return a dict that identifies a task on one model, for JSON.
+
+    Keys: tokens (digest), metric (digest and name, with answers as ids), attention, named_positions, counterfactual.
+    """
     attention = attention_positions(sequences.lengths, task.attention)
     pairs = sequences.counterfactual
     return {
         "tokens": sequences.digest,
         "metric": _metric_identity(task, sequences.metric),
         "attention": None if attention is None else attention.tolist(),
-        "named_positions": {name: found.tolist() for name, found in sequences.positions.items()},
+        "named_positions": {name: places.tolist() for name, places in sequences.positions.items()},
         "counterfactual": None if pairs is None else pairs.hashed(),
     }
 
 
-def _digest_of_given(value: Any) -> str | None:
+def _digest_or_none(value: Any) -> str | None:
+    """Return the content digest of a value, or None for None."""
     return None if value is None else content_digest(value)
 
 
 def _metric_identity(task: Task, metric: Any) -> str:
-    """Return the digest of what a metric does with logits, and for messages the name of its function or kind."""
+    """Return "DIGEST NAME" for a metric: 16 digits of its content digest, and the name of its function or class.
+
+    `metric`: the task's metric, or the metric that it gives for one model. The name is taken from the task's.
+    """
     name = getattr(task.metric, "__name__", type(task.metric).__name__)
     return f"{content_digest(metric)[:_SHOWN]} {name}"
 
 
 def _counterfactual_identity(task: Task) -> Any:
+    """Return the `task_identity` of a counterfactual task, the digest of counterfactual prompts, or None."""
     other = task.counterfactual
-    return task_identity(other) if isinstance(other, Task) else _digest_of_given(other)
+    return task_identity(other) if isinstance(other, Task) else _digest_or_none(other)
 
 
 @dataclass
 class _Contents:
-    """One walk through a value.
+    """One recursive walk through a value, which computes its digest.
 
     Attributes:
-        open: values that the walk is inside of, the innermost last: one of these that is met again ends the walk there.
-        done: values with their digests, by address. They are kept, so that no other gets the address.
+        open: values that contain the current one, innermost last. A value that contains itself ends the walk.
+        done: finished values and their digests, by address. Values are kept, so no new object gets a known address.
     """
 
     open: list[Any]
     done: dict[int, tuple[Any, str]]
 
     def digest(self, value: Any) -> str:
-        """Return the digest of a value."""
+        """Return the SHA-256 of a value, as hex text; for a value inside itself a text that names the depth."""
         if id(value) in self.done:
             return self.done[id(value)][1]
         for depth, outer in enumerate(reversed(self.open)):
@@ -108,17 +118,20 @@ class _Contents:
                 return f"the value {depth} levels up"
         self.open.append(value)
         kind, pieces = self._pieces(value)
-        found = sha256(kind.encode())
+        digest = sha256(kind.encode())
         for piece in pieces:
             data = piece if isinstance(piece, bytes | memoryview) else self.digest(piece).encode()
-            found.update(f" {len(data)}:".encode())
-            found.update(data)
+            digest.update(f" {len(data)}:".encode())
+            digest.update(data)
         self.open.pop()
-        self.done[id(value)] = value, found.hexdigest()
-        return found.hexdigest()
+        self.done[id(value)] = value, digest.hexdigest()
+        return digest.hexdigest()
 
     def _pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
-        """Return what kind of thing it is, and bytes or further values that it consists of."""
+        """Return the kind of a value, such as "tensor", and its content.
+
+        The content is a list of bytes or of further values to digest.
+        """
         if value is None or isinstance(value, bool | np.bool_):
             return "constant", [str(value).encode()]
         if isinstance(value, str):
@@ -146,10 +159,11 @@ class _Contents:
         return self._python_pieces(value)
 
     def _python_pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
+        """Return kind and content of a value, as `_pieces` does, for containers, functions, classes and objects."""
         if isinstance(value, Mapping):
             return "mapping", sorted(self.digest([key, item]).encode() for key, item in value.items())
         if isinstance(value, set | frozenset):
-            return "set", sorted(self.digest(one).encode() for one in value)
+            return "set", sorted(self.digest(member).encode() for member in value)
         if isinstance(value, tuple | list):
             return "sequence", value
         if isinstance(value, partial):
@@ -159,7 +173,7 @@ class _Contents:
         if isinstance(value, FunctionType):
             return "function", _of_function(value)
         if isinstance(value, CodeType):
-            # Neither where it stands nor what its variables are called.
+            # Line numbers and names of variables are left out: they do not change what the code computes.
             sizes = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
             return "code", [value.co_code, sizes, value.co_consts, value.co_names]
         if isinstance(value, type):
@@ -173,6 +187,10 @@ class _Contents:
 
 def _of_function(function: FunctionType) -> list[Any]:
     # A wrapper of jaxtyping or beartype checks types and computes nothing else; beartype generates its code.
+    """Return what identifies a function: name, defaults, closure, code and the globals that it reads.
+
+    An installed function gives only its name and closure; a wrapper that checks types gives the wrapped function.
+    """
     checks_types = str(function.__globals__.get("__name__")).startswith("jaxtyping.")
     checks_types |= function.__code__.co_filename.startswith("<@beartype(")
     wrapped = getattr(function, "__wrapped__", None)
@@ -191,26 +209,29 @@ def _of_function(function: FunctionType) -> list[Any]:
 
 
 def _globals_read(function: FunctionType) -> list[Any]:
-    """Return names and values of the globals that a function reads, and what it takes of modules of the user's own."""
+    """Return names and values of the globals that a function reads, as a list.
+
+    For a module of the user's own it adds the attributes that the function uses.
+    """
     read: set[str] = set()
-    others: set[str] = set()  # attributes among them
+    attributes: set[str] = set()  # every name in the code, so also attributes
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
-        read |= {found.argval for found in dis.get_instructions(code) if found.opname in _READS_GLOBALS}
-        others |= {*code.co_names}
+        read |= {step.argval for step in dis.get_instructions(code) if step.opname in _READS_GLOBALS}
+        attributes |= {*code.co_names}
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     pieces: list[Any] = []
     for name in sorted(read & function.__globals__.keys()):  # others are builtins
         value = function.__globals__[name]
         pieces += [name, value]
         if isinstance(value, ModuleType) and not _installed(value.__name__):
-            pieces += [[taken, vars(value)[taken]] for taken in sorted(others & vars(value).keys())]
+            pieces += [[used, vars(value)[used]] for used in sorted(attributes & vars(value).keys())]
     return pieces
 
 
 def _of_class(kind: type) -> list[Any]:
-    """Return what a class of the user's own defines; of others the name."""
+    """Return a list of what identifies a class: for a user's class bases and members, otherwise module and name."""
     if _installed(kind.__module__):
         return [kind.__module__, kind.__qualname__]
     pieces: list[Any] = [kind.__qualname__, kind.__bases__]
@@ -226,7 +247,8 @@ def _of_class(kind: type) -> list[Any]:
 
 
 def _of_object(value: Any) -> list[Any]:
-    wrapped = getattr(value, "__wrapped__", None)  # what a cache is of
+    """Return the list of what identifies an object: the state that pickle would store; if this fails, its type."""
+    wrapped = getattr(value, "__wrapped__", None)  # the function inside functools.cache
     try:
         stored = value.__reduce_ex__(4)
     except Exception:  # it cannot be pickled: a lock, a generator, an open file
@@ -234,12 +256,15 @@ def _of_object(value: Any) -> list[Any]:
     if isinstance(stored, str):
         return [type(value), stored, wrapped]
     make, arguments, state, items, pairs = (*stored, None, None, None)[:5]
-    return [make, arguments, state, *(None if one is None else list(one) for one in (items, pairs)), wrapped]
+    return [make, arguments, state, *(None if part is None else list(part) for part in (items, pairs)), wrapped]
 
 
 @cache
 def _installed(module: str | None) -> bool:
-    """Return whether code is of Python, this project or an installed one, which does not change between two runs."""
+    """Return True if a module belongs to Python, this project or an installed package, whose code does not change.
+
+    `module`: dotted name, or None.
+    """
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names or top in _OWN:
         return True

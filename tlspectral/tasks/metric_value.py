@@ -1,4 +1,4 @@
-"""The value of a model on a task with its standard error, and the paired difference of two values."""
+"""`MetricValue`: the value of a model on a task, with its standard error. `Effect`: the difference of two values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int
 
+from tlspectral.errors import not_a
 from tlspectral.tables.html_summary import html_rows, html_summary
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
@@ -18,17 +19,27 @@ _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MetricValue(float):
-    """Mean value of a model over the sequences of a task, a number.
+    """The value of a model on a task: a number, the mean of the metric over sequences, in the metric's unit.
 
-    The difference of two values over the same sequences is the paired `Effect`; with a number it is a number.
+    >>> import tlspectral as tls
+    >>> value = tls.evaluate(tls.load_model("tiny-rope"), tls.tasks.induction(n_sequences=8))
+    >>> value
+    MetricValue(0.1095 ± 0.0019, 8 sequences)
+    >>> round(value.value, 2), round(value.se, 4), len(value.per_sequence)
+    (0.11, 0.0019, 8)
+
+    `tls.evaluate` returns it. `a - b` of two values over the same sequences is a paired `Effect`, and raises ValueError
+    for other sequences. The difference from a number is a number.
 
     Attributes:
-        per_sequence: value of each sequence.
+        per_sequence: value of each sequence [sequences].
         labels: the task's labels, a row per sequence, or None.
-        sequences_sha256: hash of the tokens and predicted positions; None where it is not known.
-        distinct: the number of the distinct row of each sequence; None where all differ.
-        texts: text of each sequence: the prompt as it was given, or what the tokenizer makes of its ids, special tokens
-            included; of a model without a tokenizer the ids. None where it is not known.
+        sequences_sha256: hash of the tokens and predicted positions; None if unknown.
+        distinct: an integer per sequence [sequences]; equal sequences have the same integer. None if all differ.
+        texts: text of each sequence: the given prompt, or the decoded ids with special tokens. Without a tokenizer the
+            ids. None if unknown.
+
+    Not established: anything about prompts of another kind. `.se` counts only variation between these sequences.
     """
 
     per_sequence: Float64[np.ndarray, "sequences"]
@@ -38,7 +49,7 @@ class MetricValue(float):
     texts: tuple[str, ...] | None = None
 
     def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> MetricValue:
-        """Make the number, the mean over sequences."""
+        """Return the mean over sequences as a float of this class."""
         return super().__new__(cls, per_sequence.mean())
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -46,18 +57,19 @@ class MetricValue(float):
 
     @property
     def value(self) -> float:
-        """Mean over sequences."""
+        """Mean over sequences, in the unit of the metric."""
         return float(self)
 
     @property
     def se(self) -> float:
-        """Standard error of the mean over sequences, equal ones counted once; NaN for a single one."""
+        """Standard error of the mean over sequences. Equal sequences count as one; NaN if all are equal."""
         return standard_error(self.per_sequence, self.distinct)
 
     def table(self) -> pd.DataFrame:
-        """Return a row per sequence: its `text`, the task's labels, and `value`.
+        """Return a DataFrame with a row per sequence: `text`, a column per label of the task, and `value`.
 
-        `.groupby(label)["value"]` has means by label. A label that is called `text` takes the place of the text.
+        `value.table().groupby("condition")["value"].mean()` gives the means by the label `condition`. A label with the
+        name `text` replaces the text.
         """
         labels = pd.DataFrame(index=range(len(self.per_sequence))) if self.labels is None else self.labels
         table = labels.reset_index(drop=True)
@@ -75,20 +87,28 @@ class MetricValue(float):
         return f"MetricValue({self}, {len(self.per_sequence)} sequences)"
 
     def _repr_html_(self) -> str:
+        """Return HTML for notebooks: a table of value, standard error and number of sequences."""
         rows = [("value", f"{self.value:.4g}"), ("se", f"{self.se:.4g}")]
         return html_rows("MetricValue", [*rows, ("sequences", str(len(self.per_sequence)))])
 
 
 @dataclass(frozen=True, eq=False)
 class Effect(float):
-    """A mean difference of values over the same sequences, a number.
+    """The mean difference of two values over the same sequences, in the metric's unit: a number with error and p-value.
+
+    `tls.evaluate(model, task) - intact` returns it, as does `tls.tasks.paired_effect(ablated, intact)`.
 
     Attributes:
-        value: mean difference, in the unit of the metric; se: its standard error.
-        pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips.
-            Equal sequences are flipped together.
-        floor: the smallest pvalue that any signs of these differences could have had: 2 / 2^n for n up to 13 that are
-            not 0, and 2e-4 for many.
+        value: mean difference, in the unit of the metric.
+        se: standard error of the mean difference over sequences.
+        pvalue: two-sided p of a sign-flip test: share of sign flips of the differences whose mean is at least as large
+            in size. It uses all flips up to 13 sequences, above that 9,999 seeded flips. Equal sequences are flipped
+            together.
+        floor: the smallest pvalue that differences of these sizes can have: 2 / 2^n for up to n = 13 differences other
+            than 0, and 2e-4 for many.
+
+    Not established: that the ablated part matters more than a random part of its size; a control tests this. The
+    p-value is not corrected for the number of heads.
     """
 
     _repr_html_ = html_summary
@@ -99,7 +119,7 @@ class Effect(float):
     floor: float = float("nan")
 
     def __new__(cls, value: float, *_: Any, **__: Any) -> Effect:
-        """Make the number, `value`."""
+        """Return `value` as a float of this class."""
         return super().__new__(cls, value)
 
     def __str__(self) -> str:
@@ -107,19 +127,43 @@ class Effect(float):
 
 
 def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -> Effect:
-    """Return the effect of an ablation on a value, `ablated - intact` by sequence; `seed` is of the flips of signs.
+    """Return the paired effect `ablated - intact`: mean difference over sequences, standard error and p-value.
 
-    Raises ValueError for values over different sequences, or over one.
+    >>> import tlspectral as tls
+    >>> model, task = tls.load_model("tiny-rope"), tls.tasks.induction(n_sequences=8)
+    >>> with tls.ablate(model, "L0H3", "output"):
+    ...     ablated = tls.evaluate(model, task)
+    >>> effect = tls.tasks.paired_effect(ablated, tls.evaluate(model, task))
+    >>> print(effect, effect.pvalue)
+    3.1513 ± 0.0348 0.0078125
+
+    `ablated - intact` does the same with seed 0.
+
+    Args:
+        ablated, intact: two results of `tls.evaluate` on the same task.
+        seed: seed of the random sign flips. Default: 0.
+
+    Returns:
+        An `Effect`, which is a number in the unit of the metric, with `.value`, `.se`, `.pvalue` (two-sided sign-flip
+            test over sequences) and `.floor` (the smallest pvalue that these differences can have).
+
+    Raises:
+        ValueError: the values belong to different sequences, or to one sequence.
+
+    Not established: that the ablated part matters more than a random part of its size; compare with a control.
     """
+    for value in (ablated, intact):
+        if not isinstance(value, MetricValue):
+            raise TypeError(f"{not_a(value, 'the value of a task')}: give two results of tls.evaluate(model, task)")
     if ablated.per_sequence.shape != intact.per_sequence.shape or len(intact.per_sequence) < 2:
         raise ValueError(
             f"a paired effect needs two values over the same two or more sequences, found "
-            f"{len(ablated.per_sequence)} and {len(intact.per_sequence)}"
+            f"{len(ablated.per_sequence)} and {len(intact.per_sequence)}: evaluate the same task both times"
         )
     if None not in (known := {ablated.sequences_sha256, intact.sequences_sha256}) and len(known) > 1:
         raise ValueError(
-            "a paired effect needs two values over the same sequences, and these are of other tokens: give both runs "
-            "the same task, or compare float(value)"
+            "a paired effect needs two values over the same sequences, and these two values have other tokens: "
+            "evaluate the same task both times, or subtract float(value)"
         )
     difference = ablated.per_sequence - intact.per_sequence
     distinct = intact.distinct
@@ -134,7 +178,10 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
 def row_sums(
     per_sequence: Float64[np.ndarray, "*rows sequences"], distinct: Int[np.ndarray, "sequences"] | None
 ) -> Float64[np.ndarray, "*rows distinct"]:
-    """Return the sum over equal sequences for each distinct row; the values themselves where all differ."""
+    """Return the sum of `per_sequence` over equal sequences, one sum per distinct sequence.
+
+    `distinct`: an integer per sequence, the same for equal sequences. None: all differ, and the values are returned.
+    """
     if distinct is None:
         return per_sequence
     return per_sequence @ np.eye(distinct.max() + 1)[distinct]
@@ -143,10 +190,11 @@ def row_sums(
 def values_of_rows(
     per_sequence: Float64[np.ndarray, "sequences"], distinct: Int[np.ndarray, "sequences"] | None
 ) -> Float64[np.ndarray, "distinct"]:
-    """Return a value for each distinct row; their mean and its standard error are the same as over the sequences.
+    """Return a value per distinct sequence, such that their mean and standard error are those clustered by sequence.
 
-    Equal sequences are a cluster of a fixed size, and its value is the mean of all plus G / n times the sum of their
-    deviations from it, with G clusters of n sequences.
+    `distinct`: an integer per sequence, the same for equal sequences; None if all differ. With G distinct of n
+    sequences, a value is the overall mean plus G / n times the sum of the deviations of the equal sequences from this
+    mean.
     """
     if distinct is None:
         return per_sequence
@@ -157,10 +205,11 @@ def values_of_rows(
 def standard_error(
     per_sequence: Float64[np.ndarray, "sequences"], distinct: Int[np.ndarray, "sequences"] | None = None
 ) -> float:
-    """Return the standard error of the mean over sequences; those with one number in `distinct` are one observation.
+    """Return the standard error of the mean over sequences, where equal sequences are one observation.
 
-    With G of them in n sequences it is `sqrt(G / (G - 1) sum_g (sum of the deviations from the mean in g)^2) / n`, the
-    usual one where all differ; NaN for one.
+    `distinct`: an integer per sequence, the same for equal sequences; None if all differ. With G distinct of n
+    sequences the result is `sqrt(G / (G - 1) sum_g d_g^2) / n`, where d_g is the sum of the deviations from the mean in
+    group g. This is the usual standard error if all differ, and NaN for G = 1.
     """
     values = values_of_rows(per_sequence, distinct)
     return float(scipy.stats.sem(values)) if len(values) > 1 else float("nan")
@@ -169,9 +218,11 @@ def standard_error(
 def sign_flip_p(
     difference: Float64[np.ndarray, "sequences"], seed: int, distinct: Int[np.ndarray, "sequences"] | None = None
 ) -> float:
-    """Return the two-sided p of a mean difference under flips of its signs, equal sequences together.
+    """Return the two-sided p of a sign-flip test: the share of sign flips with a mean at least as large in size.
 
-    NaN for one, and where a difference is not finite.
+    `difference`: paired differences, one per sequence. `seed`: of 9,999 random flips; up to 13 sequences all flips are
+    used. `distinct`: an integer per sequence, the same for equal sequences, which are flipped together; None if all
+    differ. NaN for one distinct sequence, or if a difference is not finite.
     """
     difference = row_sums(difference, distinct)
     if len(difference) < 2 or not np.isfinite(difference).all():
@@ -190,15 +241,17 @@ def sign_flip_p(
 def sign_flip_floor(
     difference: Float64[np.ndarray, "sequences"], seed: int, distinct: Int[np.ndarray, "sequences"] | None = None
 ) -> float:
-    """Return the smallest `sign_flip_p` that differences of these sizes have with any signs; NaN where that is.
+    """Return the smallest `sign_flip_p` that differences of these sizes can have, whatever their signs.
 
-    With equal signs no flip gives a larger mean. Flips of differences that are 0 are ties. With n that are not 0 the
-    floor is 2 / 2^n where all flips are listed. Where 9,999 are drawn, it is 2 / 10,000 for each time that they leave
-    all signs as they are, and once more.
+    It is the p of differences with equal signs, because no flip then gives a larger mean. With n differences other than
+    0 it is 2 / 2^n if all flips are listed (up to 13 sequences). With 9,999 random flips it is 2 (1 + k) / 10,000, if k
+    of them change no sign. `seed` and `distinct`: as for `sign_flip_p`. NaN where `sign_flip_p` is NaN.
 
     >>> import numpy as np
-    >>> sign_flip_floor(np.array([1.0, -2.0, 3.0, 4.0, 5.0, 6.0]), 0), sign_flip_floor(np.array([1.0, 0.0, 2.0]), 0)
-    (0.03125, 0.5)
+    >>> sign_flip_floor(np.array([1.0, -2.0, 3.0, 4.0, 5.0, 6.0]), 0)
+    0.03125
+    >>> sign_flip_floor(np.array([1.0, 0.0, 2.0]), 0)
+    0.5
     """
     sizes = np.abs(row_sums(difference, distinct))
     if not np.isfinite(sizes).all():
@@ -210,5 +263,5 @@ def sign_flip_floor(
 
 @cache
 def _floor_of_flips(counted: tuple[bool, ...], seed: int) -> float:
-    """Return the smallest p of differences of which some count and the others are 0."""
+    """Return `sign_flip_p` of differences that are 1 where `counted` is True and 0 elsewhere."""
     return sign_flip_p(np.array(counted, dtype=np.float64), seed)

@@ -1,8 +1,8 @@
-"""`Task`: the prompts that a model is run on and the metric that measures it. The ready tasks."""
+"""`Task`: prompts and a metric. The ready tasks `induction`, `language` and `logit_difference`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.containers import column_names, columns_of
+from tlspectral.errors import kind_of, not_a, shown
 from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, n_prompts_of
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
@@ -22,59 +23,41 @@ from tlspectral.user_functions import require_call
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Prompts and a metric: what `evaluate`, `ablation_sweep` and every other function that evaluates a model takes.
+    """Prompts and a metric. Give it to `tls.evaluate`, `tls.ablation_sweep` and other functions that measure a model.
 
     >>> import tlspectral as tls
-    >>> task = tls.Task([[1, 5, 6, 7, 5]], lambda logits, tokens, mask: logits[:, -1, 6] - logits[:, -1, 8], predict=-1)
+    >>> def metric(logits, tokens, mask):
+    ...     return logits[:, -1, 6] - logits[:, -1, 8]
+    >>> task = tls.Task([[1, 5, 6, 7, 5]], metric, predict=-1)
     >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), task)), 1)
     5.3
 
-    For text `model.to_single_token(" Mary")` is the id of a token.
-
-    With `counterfactual` every prompt has a pair: the same text but for what the metric asks after. Edges, circuits and
-    `parts.Output("counterfactual")` put what the model writes on the pair in the place of what it writes on the prompt.
-
-        task = tls.logit_difference(prompts, " Mary", " John", counterfactual=other_prompts)
-
-    Prompts of unequal length are moved to the left and filled at the end; a decoder does not see the filling, and it is
-    not evaluated. An encoder would see it, so its prompts have one length. Ready tasks are in `tls.tasks`: `induction`,
-    `language`, `logit_difference`, `embedding_change`.
-
-    All that is given per prompt is read by place, never by the labels of a table's index, and copied when the task is
-    made: changing it afterwards changes nothing. Lists, arrays, tensors on any device, pandas Series and generators do.
-    Warnings, and `prompt_notes` in the `attrs` of tables, say where prompts become what may not be meant: two start
-    tokens, an end token in front of text, text that the tokenizer does not know, a space at the end that belongs to the
-    answer's token, and rows that are equal in tokens and answers. Equal rows are one observation: a mean is over all
-    rows, its standard error and p over the distinct ones, NaN where there is one.
+    Ready tasks: `tls.logit_difference`, and `induction`, `language`, `embedding_change` in `tls.tasks`. With
+    `counterfactual=` every prompt has a pair, which edges, circuits and `parts.Output("counterfactual")` need.
 
     Attributes:
-        prompts: strings (tokenised as by `model.to_tokens`, BOS included where the model has one); token ids
-            [sequences, pos]; a list of one-dimensional tensors or lists of ids, of unequal length; or a tokenizer's
-            batch with `input_ids` and `attention_mask`, padded on either side.
-        metric: function of `logits` [sequences, predicted, d_vocab] in float32 or wider, `tokens` [sequences, pos] and
-            `mask` [sequences, pos] (True for real tokens), all of them on the model's device, that returns a value per
-            sequence, [sequences]. It gets all prompts at once, in their order, as copies that it may edit.
-        predict: positions whose logits the metric needs; the others are never computed. A position, a list of them or a
-            slice, all of which count in each prompt by itself, negative ones from its end (-1: its last real token); a
-            tensor [sequences, predicted]; None: all. Where a slice takes fewer positions of a prompt than of another,
-            its last real token fills the row.
-        attention: a query and a key position per sequence, [sequences, 2], for attention measured on the prompts;
-            negative from the end of each prompt.
-        counterfactual: the pair of each prompt, in a form of `prompts`, with as many tokens; or a `Task` of these
-            prompts with a metric of their own, by which `denoising()` evaluates them. Nothing else reads that metric:
-            edges, circuits and sweeps of this task are evaluated by its own.
-        positions: names of positions, each with a position for all prompts or one per prompt, negative from its end:
-            `{"S2": [10, 12], "END": -1}`. A warning says where a pair differs before all of them.
-        labels: a DataFrame with a row per sequence, such as the condition it belongs to.
-        higher_is_better: whether a higher value is better, None if that is not to be said. It decides what harm is.
-        name: name in tables.
+        prompts: one of
+            - strings (tokenised as by `model.to_tokens`, BOS included if the model has one),
+            - token ids [sequences, pos], or a list of lists or 1-D tensors of ids, of any lengths,
+            - a tokenizer's batch with `input_ids` and `attention_mask`.
+        metric: function of `logits` [sequences, predicted, d_vocab], `tokens` [sequences, pos] and `mask` [sequences,
+            pos] (True for real tokens) that returns a value per sequence [sequences]. It gets all prompts at once.
+        predict: positions whose logits the metric gets: a number, a list, a slice, or a tensor [sequences, predicted].
+            They count within each prompt; -1 is its last real token. Default: all.
+        attention: a query and a key position per sequence [sequences, 2], for functions that measure attention.
+        counterfactual: the pair of each prompt with equally many tokens, in a form of `prompts`; or a `Task` with these
+            prompts and its own metric, which only `denoising()` uses.
+        positions: named positions, one for all prompts or one per prompt: `{"S2": [10, 12], "END": -1}`.
+        labels: a DataFrame with a row per sequence, such as its condition.
+        higher_is_better: True, False or None (unknown). It decides which direction is harm.
+        name: name in tables. Default: the name of the metric.
 
     Raises:
-        TypeError: prompts of no such form, a metric that does not take logits, tokens and mask, positions that are no
-            whole numbers, or labels that are no DataFrame.
-        ValueError: a list of answers of another length than the prompts.
+        TypeError: prompts in none of these forms, a metric that does not take these three arguments, positions that are
+            not whole numbers, or labels that are not a DataFrame.
+        ValueError: a list of answers has another length than the prompts.
 
-    What it does not establish: that a value measures the ability it is named after.
+    Not established: that a value measures the ability the task is named after. More: docs/your_question.md.
     """
 
     prompts: Any
@@ -94,7 +77,12 @@ class Task:
         else:
             require_metric(self.metric)
         if self.labels is not None and not isinstance(self.labels, pd.DataFrame):
-            raise TypeError(f"labels are a DataFrame with a row per sequence; found {type(self.labels).__name__}")
+            raise TypeError(f"labels are a DataFrame with a row per sequence; found {shown(self.labels)}")
+        if self.positions is not None and not isinstance(self.positions, Mapping):
+            raise TypeError(
+                f"positions={shown(self.positions)} is not a dictionary: give names with positions, such as "
+                '{"S2": [10, 12], "END": -1}'
+            )
         if callable(self.predict):
             require_call(self.predict, ("the width of the prompts",), "predict")
         other = self.counterfactual
@@ -120,58 +108,78 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Name in tables: `name`, or the name of the metric."""
+        """Name of the task in tables: `name`, or the name of the metric's function or class."""
         return self.name or getattr(self.metric, "__name__", type(self.metric).__name__)
 
     def denoising(self) -> Task:
-        """Return the task with the two runs exchanged: the counterfactual prompts, and the metric of the clean answer.
+        """Return a `Task` with prompts and counterfactual prompts exchanged; the metric stays.
 
-        What is then put in its place are writes of the clean run, so an effect says what a part restores. Where
-        `counterfactual` is a `Task`, its own metric and `predict` evaluate its prompts, and this task is its
-        counterfactual; what that task does not have of positions, attention, labels and direction is this one's.
+        Use it to see what a head restores: an edge or output is then replaced by its value on the clean prompt.
+
+        >>> import tlspectral as tls
+        >>> prompts, pairs = [[1, 5, 6, 7, 5]], [[1, 5, 8, 7, 5]]
+        >>> task = tls.logit_difference(prompts, 6, 8, counterfactual=pairs)
+        >>> task.denoising().prompts
+        [tensor([1, 5, 8, 7, 5])]
+
+        If `counterfactual` is a `Task`, its own metric and `predict` evaluate its prompts. Positions, attention, labels
+        and `higher_is_better` that it lacks are taken from this task.
 
         Raises:
             ValueError: the task has no counterfactual prompts.
         """
         if self.counterfactual is None:
-            raise ValueError(f"{self.label} has no counterfactual prompts to exchange: give counterfactual=")
+            raise ValueError(
+                f"the task {self.label!r} has no counterfactual prompts to exchange: give Task(..., counterfactual=)"
+            )
         other, name = self.counterfactual, f"{self.label}, denoising"
         if not isinstance(other, Task):
             return replace(self, prompts=other, counterfactual=self.prompts, name=name)
         shared = ("attention", "positions", "labels", "higher_is_better")
-        of_pair = {one: getattr(self if getattr(other, one) is None else other, one) for one in shared}
-        return replace(other, counterfactual=replace(self, counterfactual=None), name=name, **of_pair)
+        settings = {field: getattr(self if getattr(other, field) is None else other, field) for field in shared}
+        return replace(other, counterfactual=replace(self, counterfactual=None), name=name, **settings)
 
     def split(self, share: float = 0.5, *, seed: int = 0) -> tuple[Task, Task]:
-        """Return two tasks: a random share of the prompts, with all that belongs to them, and the rest.
+        """Return two tasks: one with a random share of the prompts, and one with the remaining prompts.
 
-        What is chosen on the first, such as the edges of a circuit, is evaluated on the second. Equal prompts, or equal
-        pairs in either order, go to one half together, so that the first may have some more than its share.
-
-        Raises:
-            ValueError: a share that leaves one of them empty, prompts that are all equal, or something per prompt that
-                has another number of rows.
-            TypeError: a metric that is a plain function, of which nothing says which rows are whose, or prompts that
-                are made when the model is known.
+        Use it to choose on one half (such as the edges of a circuit) and evaluate on the other.
 
         >>> import tlspectral as tls
-        >>> fit, held_out = tls.logit_difference([[1, 2], [1, 3], [1, 4], [1, 5]], 6, 7).split(0.5)
+        >>> task = tls.logit_difference([[1, 2], [1, 3], [1, 4], [1, 5]], 6, 7)
+        >>> fit, held_out = task.split(0.5)
         >>> len(fit.prompts), len(held_out.prompts)
         (2, 2)
+
+        Answers, positions, labels and pairs are split with their prompts. Equal prompts, and equal pairs in either
+        order, go to the same half, so the first half can be larger than its share.
+
+        Args:
+            share: share of the prompts in the first task. Default: half.
+            seed: seed of the random choice. Default: 0.
+
+        Raises:
+            ValueError: one half would be empty, all prompts are equal, or something given per prompt has another number
+                of rows.
+            TypeError: the metric is a plain function, which cannot be restricted to some rows; use
+                `tls.logit_difference`. Or the prompts are made only when a model reads the task, as in
+                `tls.tasks.induction`.
         """
         n, other = n_prompts_of(self.prompts), self.counterfactual
         other = other.prompts if isinstance(other, Task) else other
         unknown = n is None or hasattr(self.prompts, "packed") or hasattr(other, "packed")
         if unknown or not hasattr(self.metric, "of_prompts"):
             raise TypeError(
-                "split takes a task of given prompts with logit_difference, or a metric with a method of_prompts(rows) "
-                "that returns it for some prompts: split prompts and answers yourself, and make two tasks"
+                f"the task {self.label!r} cannot be split: split needs given prompts and tls.logit_difference, or a "
+                "metric with a method of_prompts(rows) that returns the metric of some prompts. Otherwise split "
+                "prompts and answers yourself, and make two tasks"
             )
         assert n is not None
         require_call(getattr(self.metric, "of_prompts"), ("rows",), "of_prompts of a metric")  # noqa: B009
         order, first = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist(), round(share * n)
         if not 0 < first < n:
-            raise ValueError(f"a share of {share} of {n} prompts leaves one half empty")
+            raise ValueError(
+                f"share={share} of {n} prompts leaves one half empty: give a share between 0 and 1, and more prompts"
+            )
         sides = [_contents(self.prompts), *([] if other is None else [_contents(other)])]
         equal: dict[frozenset[Any], list[int]] = {}
         for row, contents in enumerate(zip(*sides, strict=False)):
@@ -182,14 +190,22 @@ class Task:
             if len(chosen) < first:
                 chosen |= set(together.get(row, [row]))
         if len(chosen) == n:
-            raise ValueError(f"equal prompts go to one half together, and that leaves the other empty: {n} prompts")
+            raise ValueError(
+                f"equal prompts go to one half together, which leaves the other half of {n} prompts empty: give a "
+                "smaller share=, or more distinct prompts"
+            )
         return self._of(sorted(chosen), n), self._of(sorted(set(order) - chosen), n)
 
     def _of(self, rows: list[int], n: int) -> Task:
+        """Return the task restricted to some prompts. Raises ValueError if a field has another number of rows than `n`.
+
+        `rows`: numbers of the prompts to keep. `n`: number of prompts of the task.
+        """
+
         def chosen(values: Any, what: str, per_prompt: bool = True) -> Any:
             found = len(values) if per_prompt and values is not None else n
             if found != n:
-                raise ValueError(f"{what} has {found} rows and there are {n} prompts: give one for each")
+                raise ValueError(f"{what} has {found} rows, and there are {n} prompts: give one row for each prompt")
             return [values[row] for row in rows] if per_prompt and values is not None else values
 
         other, labels = self.counterfactual, self.labels
@@ -217,26 +233,37 @@ class Task:
 
 
 def require_metric(metric: Any, what: str = "metric") -> None:
-    """Raise TypeError for a metric that cannot be called with logits, tokens and mask."""
+    """Raise TypeError for a metric that cannot be called with logits, tokens and mask.
+
+    `what`: name of the metric in the message.
+    """
     if not callable(metric):
+        wrong = not_a(metric, "a metric") if what == "metric" else f"{what} is {shown(metric)}"
         raise TypeError(
-            f"{what} is a function of logits, tokens and mask that returns a value per sequence; found {metric!r}"
+            f"{wrong}: give a function of logits, tokens and mask that returns a value per sequence, a tensor of shape "
+            "[sequences]"
         )
     require_call(metric, ("logits", "tokens", "mask"), what)
 
 
 def _query_key(attention: Any) -> Any:
-    """Return query and key positions as lists, of a frame by the columns of these names. Raises TypeError for none."""
+    """Return query and key positions as a list with one [query, key] per sequence.
+
+    `attention`: such a list, a tensor, or a frame with columns `query` and `key`. Raises TypeError for another frame.
+    """
     names = column_names(attention)
     if names is not None:
         if not {"query", "key"} <= set(names):
-            raise TypeError(f"attention as a frame has columns query and key; found {', '.join(names)}")
+            raise TypeError(
+                f"attention= is a frame with the columns {shown(names)}: give one with columns query and key, or a "
+                "list of (query, key)"
+            )
         attention = [list(row) for row in zip(*columns_of(attention, ("query", "key")), strict=True)]
     return positions_by_place(attention, "attention")
 
 
 def _contents(prompts: Any) -> list[Any]:
-    """Return the text or the real ids of each prompt, by which equal ones are found."""
+    """Return for each prompt its text, or its real token ids as a tuple, so that equal prompts compare equal."""
     if isinstance(prompts, dict):
         ids = prompts["input_ids"]
         mask = prompts.get("attention_mask", torch.ones_like(ids))
@@ -245,7 +272,7 @@ def _contents(prompts: Any) -> list[Any]:
 
 
 def _nested(positions: Any) -> bool:
-    """Return whether positions are a row per prompt, and not one list for all."""
+    """Return True if positions are given per prompt (a list of lists), False for one list for all prompts."""
     return isinstance(positions, list) and any(isinstance(row, list) for row in positions)
 
 
@@ -256,13 +283,38 @@ def induction(
     segment_length: int = 64,
     seed: int = 0,
 ) -> Task:
-    """Make the task: loss on the second copy of random segments, as `detect_heads` draws `[BOS, r, r]` (FP section 8).
+    """Make the task "induction": the loss on the second copy of a repeated random segment, in nats per token.
 
-    With a segment of L tokens, positions L+1 .. 2L-1 predict: each has seen the token that follows. The arguments are
-    the same as in `induction_loss`.
+    >>> import tlspectral as tls
+    >>> task = tls.tasks.induction(n_sequences=8)
+    >>> print(tls.evaluate(tls.load_model("tiny-rope"), task))
+    0.1095 ± 0.0019
+
+    Use it to measure how well a model copies from its context ("Fingerprint, Not Blueprint", section 8). A sequence is
+    `[BOS, r, r]`: a start token, then a segment r of L tokens twice. Positions L+1 to 2L-1 predict the next token,
+    because the token after each of them has been seen. Lower is better.
+
+    Args:
+        prompts: your own sequences of this form, token ids [sequences, 1 + 2 L]. Default: draw random ones when a model
+            reads the task.
+        n_sequences: number of sequences to draw, two or more. Default: 200.
+        segment_length: L, at most (context - 1) // 2; a larger L is cut to that. Default: 64.
+        seed: seed of the draw. Default: 0.
+
+    Returns:
+        A `Task` for `tls.evaluate`, `tls.ablation_sweep` and others. Its metric is the mean loss of each sequence in
+            nats per token.
+
+    Raises:
+        ValueError: when a model reads the task: `prompts` are not repeated sequences or have ids that the model lacks,
+            fewer than two sequences are to be drawn, or the context has no room for a segment of two tokens.
+        UnsupportedArchitecture: when an encoder reads the task, because it sees the token to predict.
+
+    Not established: that a head with an effect here is an induction head. Heads that feed induction have an effect too,
+    and so do heads whose removal damages the model in general.
     """
     return Task(
-        RepeatedSegments(None if prompts is None else prompts.clone(), n_sequences, segment_length, seed),
+        RepeatedSegments(_own_ids(prompts), n_sequences, segment_length, seed),
         next_token_loss,
         predict=lambda width: slice((width - 1) // 2 + 1, width - 1),
         higher_is_better=False,
@@ -277,7 +329,35 @@ def language(
     n_sequences: int = 64,
     sequence_length: int = 128,
 ) -> Task:
-    """Make the task: loss on text, of every position but the last; arguments as in `language_loss` (FP section 5)."""
+    """Make the task "language": the next-token loss on text, in nats per token.
+
+    >>> import torch
+    >>> import tlspectral as tls
+    >>> task = tls.tasks.language(torch.tensor([[1, 5, 6, 7, 5], [2, 3, 4, 3, 4]]))
+    >>> print(tls.evaluate(tls.load_model("tiny-rope"), task))
+    3.3725 ± 0.6056
+
+    Use it to see whether an ablation hurts the model on ordinary text ("Fingerprint, Not Blueprint", section 5). All
+    positions but the last predict. Lower is better.
+
+    Args:
+        prompts: token ids [sequences, pos]; one or several documents as text (the model needs a tokenizer); or the name
+            of a data set, one word, whose column `text` is streamed. Default: the public-domain book in this package.
+        attention_mask: for padded token ids, 1 for real tokens and 0 for padding. The model does not see padding.
+        n_sequences: number of rows to cut from text, from its beginning. Default: 64. Token ids are all used.
+        sequence_length: tokens in such a row, BOS included. Default: 128, at most the context.
+
+    Returns:
+        A `Task` for `tls.evaluate`, `tls.ablation_sweep` and others. Its metric is the mean loss of each sequence in
+            nats per token.
+
+    Raises:
+        ValueError: when a model reads the task: text without a tokenizer, ids that the model does not have, ids that
+            look padded without a mask, or a mask that does not fit.
+        UnsupportedArchitecture: when an encoder reads the task, because it sees the token to predict.
+
+    Not established: a held-out loss. Most models were trained on the packaged book: compare a model with itself.
+    """
     return Task(
         TextRows(_own(prompts), _own(attention_mask), n_sequences, sequence_length),
         next_token_loss,
@@ -287,11 +367,25 @@ def language(
     )
 
 
+def _own_ids(prompts: Any) -> Tensor | None:
+    """Return a copy of a tensor of token ids; None for None. Raises TypeError for anything else."""
+    if prompts is None or isinstance(prompts, Tensor):
+        return None if prompts is None else prompts.clone()
+    raise TypeError(f"{not_a(prompts, 'repeated sequences')}: give a tensor of token ids [sequences, 1 + 2 L], or None")
+
+
 def _own(given: Any) -> Any:
-    """Return a copy of a tensor or a list; text stays as it is."""
+    """Return a copy of a tensor or a list; return text, a mapping and None as they are.
+
+    Raises TypeError for other values.
+    """
     if isinstance(given, Tensor):
         return given.clone()
-    return given if given is None or isinstance(given, str | Mapping) else list(given)
+    if given is None or isinstance(given, str | Mapping):
+        return given
+    if isinstance(given, Iterable) and kind_of(given) not in ("a model", "a task", "a part", "a table"):
+        return list(given)
+    raise TypeError(f"{not_a(given, 'prompts')}: give token ids [sequences, pos], a text or a list of texts, or None")
 
 
 def logit_difference(
@@ -303,32 +397,37 @@ def logit_difference(
     positions: Mapping[str, Any] | None = None,
     name: str = "logit difference",
 ) -> Task:
-    """Make the task: the correct answer's logit less the wrong one's, after the last real token of each prompt.
+    """Make a task: the logit of the correct answer minus the logit of the wrong answer, after the end of each prompt.
 
     >>> import tlspectral as tls
-    >>> tls.logit_difference(["When Mary and John went out, John gave a book to"], " Mary", " John")
+    >>> prompt = "When Mary and John went out, John gave a book to"
+    >>> tls.logit_difference([prompt], " Mary", " John")
     Task(logit difference, 1 prompts)
-    >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), tls.logit_difference([[1, 5, 6, 7, 5]], 6, 8))), 1)
+    >>> task = tls.logit_difference([[1, 5, 6, 7, 5]], 6, 8)
+    >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), task)), 1)
     5.3
 
+    Use it when a prompt has a right and a wrong next token. Higher is better.
+
     Args:
-        prompts: see `Task`.
-        correct, wrong: the answer, a token as text or id, for all prompts; or a list with the answer of each prompt, or
-            with a list of several, whose logits are averaged. An array or a column of a table is read by place.
-        counterfactual, positions: see `Task`.
-        name: name in tables.
+        prompts: a list of strings; token ids [sequences, pos], or a list of lists of ids; or a tokenizer's batch with
+            `input_ids` and `attention_mask`.
+        correct, wrong: the answer, as token text or id, for all prompts; or a list with one answer per prompt, or with
+            a list of answers per prompt, whose logits are averaged. A column of a table is read by place.
+        counterfactual: the pair of each prompt, with equally many tokens, in a form of `prompts`. Default: no pairs.
+        positions: named positions, for all prompts or one per prompt: `{"S2": [10, 12], "END": -1}`. Default: none.
+        name: name in tables. Default: "logit difference".
+
+    Returns:
+        A `Task` that predicts at the last real token of each prompt. Its metric is a value per prompt, in logits.
 
     Raises:
-        TypeError: prompts in no form of `Task`, or an answer that is neither text nor a whole number, such as 15.7,
-            True or None.
-        ValueError: lists of another length than the prompts.
+        TypeError: prompts in another form, or an answer that is neither text nor a whole number.
+        ValueError: a list of answers has another length than the prompts. When a model reads the task: an answer that
+            is not one token the model can predict, or that is both correct and wrong.
+        UnsupportedArchitecture: when an encoder reads the task.
 
-    Errors, where the task meets a model:
-        ValueError: an answer that is no single token, that the tokenizer does not know or the model cannot predict, or
-            one that is correct and wrong.
-        UnsupportedArchitecture: an encoder.
-
-    What it does not establish: that the model would give the answer. A third token may have the largest logit.
+    Not established: that the model would give the answer. A third token may have the largest logit.
     """
     return Task(
         prompts,
@@ -342,15 +441,17 @@ def logit_difference(
 
 
 def task_of(task: Any, *, seed: int = 0, n_sequences: int | None = None) -> Task:
-    """Return the task that is meant by a `Task` or by the name of a ready one, which has so many sequences.
+    """Return the `Task` that `task` is or names: "induction" or "language" with defaults.
 
-    Raises ValueError for no such task.
+    `seed`: seed of the sequences of "induction". `n_sequences`: number of sequences of the ready task; None for its
+    default. Raises ValueError for anything else.
     """
     if isinstance(task, Task):
         return task
     size: Any = {} if n_sequences is None else {"n_sequences": n_sequences}
-    if task == "induction":
+    if isinstance(task, str) and task == "induction":
         return induction(seed=seed, **size)
-    if task == "language":
+    if isinstance(task, str) and task == "language":
         return language(**size)
-    raise ValueError(f"task must be a tls.Task, 'induction' or 'language', not {task!r}")
+    wrong = not_a(task, "a task")
+    raise ValueError(f"{wrong}: task must be a tls.Task, such as tls.logit_difference(...), 'induction' or 'language'")

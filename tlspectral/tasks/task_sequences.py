@@ -1,4 +1,4 @@
-"""A task as it is run on one model: token ids, positions whose logits are needed, and the value of each sequence."""
+"""`TaskSequences`: a task on one model, with token ids and predicted positions. Runs that evaluate its sequences."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,25 +33,33 @@ from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, read_prompts
 from tlspectral.models.running.text import tokens_text
 from tlspectral.tasks.metric_value import MetricValue
-from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
+from tlspectral.tasks.metrics import AnsweredDifference, LogitDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
-from tlspectral.tasks.task import Task, require_metric
-from tlspectral.user_functions import not_finite, returned_tensor
+from tlspectral.tasks.task import Task, require_metric, task_of
+from tlspectral.user_functions import call_users, function_name, not_finite, returned_tensor
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 _MOST_LOGITS = 2**31  # 8 GiB in float32
-_BACKWARD = 4  # what a backward pass needs of all layers stays in memory: so many times fewer rows than without
+_BACKWARD = 4  # a backward pass keeps activations of all layers, so it gets so many times fewer rows
 
 
 @dataclass(frozen=True)
 class TaskSequences(PackedTokens):
-    """The sequences of a task on one model, on the CPU, and the positions `predicted` whose logits the metric gets.
+    """The sequences of a task on one model: token ids on the CPU, and what the task says about them.
 
-    A metric that is `by_rows` measures each row by itself, so it is called batch by batch. `counterfactual` are the
-    pairs of the sequences, of the same lengths; `positions` are named ones, one per sequence. `distinct` numbers the
-    sequences so that those which are equal in tokens, pair, predicted positions and answers have one number; None where
-    all differ. `given_texts` are prompts that were given as text.
+    Attributes:
+        predicted: positions whose logits the metric gets, a slice or a tensor [sequences, predicted].
+        metric: function of logits, tokens and mask that returns a value per sequence.
+        by_rows: True if the metric measures each sequence by itself, so that it can be called batch by batch.
+        name: name of the task.
+        labels: DataFrame with a row per sequence, or None.
+        higher_is_better: True, False, or None if unknown.
+        counterfactual: the pair of each sequence, with equal lengths; None without pairs.
+        positions: for each name, a position per sequence.
+        distinct: an integer per sequence. Sequences with equal tokens, pair, predicted positions and answers have the
+            same integer. None if all differ.
+        given_texts: the prompts, if they were given as text.
     """
 
     predicted: Positions
@@ -67,38 +75,40 @@ class TaskSequences(PackedTokens):
 
     @property
     def digest(self) -> str:
-        """Hash of the tokens and of what is predicted."""
+        """SHA-256 of the tokens and the predicted positions, as hex text."""
         return self.hashed(self.predicted if isinstance(self.predicted, slice) else self.predicted.tolist())
 
     @property
     def n_predicted(self) -> int:
-        """Positions of a sequence whose logits are computed."""
+        """Number of positions per sequence whose logits are computed."""
         if isinstance(self.predicted, slice):
             return len(range(self.tokens.shape[1])[self.predicted])
         return self.predicted.shape[1]
 
     def predicted_of(self, sequences: slice) -> Positions:
-        """Return the positions predicted in some of the sequences."""
+        """Return the predicted positions of some sequences: a slice, or a tensor [sequences, predicted]."""
         return self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Return the number of sequences in one run, which the device bounds by its tokens, scores and logits."""
+        """Return how many sequences fit into one run on the model's device, by tokens, scores and logits."""
         return max(1, min(rows_of_pass(view, self.tokens.shape[1]), self._rows_predicted(view)))
 
     def recorded(self, view: AttentionView) -> dict[str, Any]:
-        """Return what `attrs` of a table say of the sequences: how many, how many in one run, and which."""
+        """Return a dict for the attrs of a table: numbers of sequences in all and per run, hash of tokens, notes."""
         counts = {"n_sequences": len(self.tokens), "batch": self.rows_at_once(view)}
         return {**counts, "tokens_sha256": self.digest, **self.noted}
 
     def _rows_predicted(self, view: AttentionView) -> int:
+        """Return how many sequences one run may have, by the memory of their predicted logits."""
         return batch_on(view.device).logits // (self.n_predicted * view.d_vocab)
 
     def in_batches(
-        self, view: AttentionView, run: Callable[[slice], _Found], *, backward: bool = False
-    ) -> Iterator[_Found]:
-        """Yield what `run` returns for batches of `rows_at_once` sequences, see `batches.in_batches`.
+        self, view: AttentionView, run: Callable[[slice], _Result], *, backward: bool = False
+    ) -> Iterator[_Result]:
+        """Call `run` with the slice of each batch of sequences, and yield its results.
 
-        With `backward`, of a run with a backward pass over all layers, they are smaller.
+        A batch has `rows_at_once` sequences. `backward`: True if the run has a backward pass over all layers, which
+        makes batches smaller.
         """
         rows = self.rows_at_once(view)
         if backward:
@@ -108,37 +118,47 @@ class TaskSequences(PackedTokens):
     def measured(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float64[Tensor, "rows"]:
-        """Return the metric of some sequences, of all for a metric that is not `by_rows`.
+        """Return the metric's value for each sequence of the slice `sequences`, from the logits of these sequences.
 
-        A caller's metric gets copies of logits, tokens and mask. Raises ValueError if it returns anything but a tensor
-        of one finite number per sequence.
+        A metric that is not `by_rows` needs all sequences (the default slice). The user's metric gets copies of logits,
+        tokens and mask. Raises ValueError unless it returns a tensor with one finite number per sequence.
         """
         values = self._values(logits, sequences)
         wrong = not_finite(values)
         if wrong is not None:
             row = int(wrong.nonzero()[0])
             raise ValueError(
-                f"the metric of {self.name} is {values[row].item()} for sequence {(sequences.start or 0) + row}: a "
-                "value is a finite number"
+                f"{self._metric_name} returned {values[row].item()} for sequence {(sequences.start or 0) + row}: "
+                "return a finite number for each sequence"
             )
         return values
 
     def _values(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float64[Tensor, "rows"]:
-        """Return `measured`, of which numbers may not be finite."""
+        """Return the metric's value for each sequence of a slice. Unlike `measured`, allow NaN and infinity."""
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
         given = (wide, tokens, mask) if self.by_rows else (wide.clone(), tokens.clone(), mask.clone())
-        said = f"the metric of {self.name} returns a value per sequence"
-        return in_float64(returned_tensor(self.metric(*given), (len(tokens),), said))
+        returns = f"a tensor of real numbers of shape ({len(tokens)},)"
+        arguments: dict[str, Any] = dict(zip(("logits", "tokens", "mask"), given, strict=True))
+        values = call_users(self.metric, arguments, self._metric_name, returns)
+        said = f"{self._metric_name} returns a value per sequence"
+        return in_float64(returned_tensor(values, (len(tokens),), said))
+
+    @property
+    def _metric_name(self) -> str:
+        """The metric as messages call it: "the metric NAME of the task TASK"."""
+        name = function_name(self.metric)
+        return f"the metric {name}" + f" of the task {self.name!r}" * (name != self.name)
 
     def of_each_row(self, logits: Callable[[], Float[Tensor, "sequences predicted d_vocab"]]) -> bool:
-        """Return whether the value of a sequence depends on its own logits alone.
+        """Return True if the value of a sequence depends only on its own logits.
 
-        The value of a ready metric does. A caller's metric gets `logits` with every second sequence changed, then of
-        the others: the values of those that are left alone must not change.
+        This holds for ready metrics. A user's metric is tried out: the logits of even sequences are changed, then the
+        logits of odd ones, and the values of unchanged sequences must stay equal. `logits`: function that returns the
+        logits of all sequences.
         """
         if self.by_rows or isinstance(self.metric, AnsweredDifference):
             return True
@@ -155,42 +175,57 @@ class TaskSequences(PackedTokens):
     def gradients(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return the gradient in the logits of the sum of `measured`. Raises ValueError for a metric without one."""
+        """Return the gradient of the sum of the metric over sequences, in the shape of `logits`.
+
+        `logits`: of the sequences in the slice `sequences`. Raises ValueError if the metric has no gradient.
+        """
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
             value = self.measured(leaf, sequences).sum()
         if not value.requires_grad:
             raise ValueError(
-                f"screen='gradient' needs a metric with a gradient, and that of {self.name} has none (an argmax, a "
-                "comparison or .item() cuts it off): leave the screen out"
+                f"screen='gradient' needs a metric with a gradient, and the metric of {self.name} has none (an argmax, "
+                "a comparison or .item() cuts it off): leave screen= out, or write the metric without these"
             )
         return torch.autograd.grad(value, leaf)[0]
 
 
 @dataclass
 class MetricValues:
-    """Values of several stacked copies of all sequences, whose logits come batch by batch."""
+    """Collects the metric's values of all sequences while logits come batch by batch, for several copies of the model.
+
+    `copies`: number of copies that one run stacks on the batch axis, such as a model ablated in different ways.
+    """
 
     sequences: TaskSequences
     copies: int
     _batches: list[Tensor] = field(default_factory=list)
 
     def add(self, batch: slice, logits: Float[Tensor, "rows predicted d_vocab"]) -> None:
-        """Take the logits of a batch: copy after copy of the same sequences."""
+        """Compute and store the values of a batch.
+
+        Its logits have all sequences for copy 0, then for copy 1, and so on. `batch`: the slice of sequences.
+        """
         self.keep(self.read(batch, logits.unflatten(0, (self.copies, -1))))
 
     def read(self, batch: slice, logits: Float[Tensor, "copies rows predicted d_vocab"]) -> Tensor:
-        """Return the values of some copies of a batch, or the logits where a metric has to see all sequences."""
+        """Return the metric's values of a batch [copies, rows].
+
+        If the metric must see all sequences at once, and the batch has only some, return the logits.
+        """
         if not self.sequences.by_rows and batch.stop - batch.start < len(self.sequences.tokens):
             return logits
         return torch.stack([self.sequences.measured(copy, batch) for copy in logits]).cpu()
 
     def keep(self, of_batch: Tensor) -> None:
-        """Take what `read` returned of all copies of the next batch."""
+        """Store what `read` returned for a batch: its values [copies, rows], or its logits. Batches come in order."""
         self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
-        """Return the value of each sequence in each copy. Raises as `TaskSequences.measured`."""
+        """Return the values of all stored batches, [copies, sequences].
+
+        Raises ValueError unless the metric returns one finite number per sequence.
+        """
         values = torch.cat(self._batches, dim=1)
         if values.ndim > 2:  # logits
             values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
@@ -198,29 +233,35 @@ class MetricValues:
 
 
 def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
-    """Return the sequences of a task on one model.
+    """Tokenise a task for a model. Return its sequences, with pairs, positions, labels and metric that fit together.
 
     Raises:
-        UnsupportedArchitecture: an encoder, and a metric of the next token.
-        ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
-            prompts; positions that `next_token_loss` has no targets for; or logits of more than 8 GiB for a metric that
-            gets all of them at once.
+        UnsupportedArchitecture: an encoder with a metric of the next token.
+        ValueError, TypeError: prompts that the model cannot read; pairs of unequal length; positions, labels or
+            attention that do not fit the prompts; positions without a next token for `next_token_loss`; or more than 8
+            GiB of logits for a metric that gets all sequences at once.
     """
+    task = task_of(task)
     packed = read_prompts(view, task.prompts)
     metric = task.metric
     if hasattr(metric, "for_model"):  # it needs the model's tokenizer, such as the token of an answer
-        metric = metric.for_model(view, replace(packed, tokens=packed.tokens.clone(), lengths=packed.lengths.clone()))
-        require_metric(metric, f"the metric that for_model of {task.label} returns")
+        own = replace(packed, tokens=packed.tokens.clone(), lengths=packed.lengths.clone())
+        if isinstance(metric, LogitDifference):
+            metric = metric.for_model(view, own)
+        else:
+            what, returns = f"for_model of the metric {type(metric).__name__}", "a function of logits, tokens and mask"
+            metric = call_users(metric.for_model, {"view": view, "prompts": own}, what, returns)
+            require_metric(metric, f"the result of {what}")
     pairs = _pairs(view, packed, task)
-    # Random segments are independent draws, also where two are equal.
+    # Random segments are independent draws, even if two happen to be equal.
     drawn = isinstance(task.prompts, RepeatedSegments) and task.prompts.given is None
     n = len(packed.tokens)
     predicted = predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict)
-    answered = metric if isinstance(metric, AnsweredDifference) else None  # what is known of its answers
-    asked = [()] * n if isinstance(predicted, slice) else predicted.tolist()
+    answered = metric if isinstance(metric, AnsweredDifference) else None
+    columns = [()] * n if isinstance(predicted, slice) else predicted.tolist()
     answers = [()] * n if answered is None else answered.answers
     sides = [packed] if pairs is None else [packed, pairs]
-    distinct = distinct_rows(sides, zip(asked, answers, strict=True))
+    distinct = distinct_rows(sides, zip(columns, answers, strict=True))
     equal = () if drawn else equality_notes(distinct)
     noted = {note.name for note in packed.notes}
     of_pairs = () if pairs is None else (note for note in pairs.notes if note.name not in noted)
@@ -249,52 +290,56 @@ def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
     if sequences.counterfactual is not None:
         _warn_of_early_differences(sequences)
     if sequences.by_rows:
-        require_causal(view, "it sees the next token, so a loss on it says nothing; give a Task with another metric")
+        require_causal(view, "it sees the next token, so it cannot predict it; give a tls.Task with another metric")
         _require_targets(sequences)
     if task.labels is not None and len(task.labels) != n:
-        raise ValueError(f"labels have {len(task.labels)} rows and there are {n} sequences: give a row each")
+        raise ValueError(f"labels= has {len(task.labels)} rows, and there are {n} sequences: give a row for each")
     attention_positions(packed.lengths, task.attention)  # raises where they do not fit
     if not sequences.by_rows and n * sequences.n_predicted * view.d_vocab > _MOST_LOGITS:
         size = 4 * n * sequences.n_predicted * view.d_vocab / 2**30
         raise ValueError(
             f"the metric of {task.label} gets the logits of all {n} prompts at once, {size:.0f} GiB: say with predict= "
-            "which positions it needs, or give fewer prompts"
+            "which positions it needs (predict=-1: the last), or give fewer prompts"
         )
     return sequences
 
 
 def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedTokens | None:
-    """Return the counterfactual prompts. Raises ValueError for a pair of unequal length."""
+    """Return the counterfactual prompts of a task as token ids; None if it has none.
+
+    `packed`: the prompts. Raises ValueError if there are more or fewer pairs, or a pair has another number of tokens.
+    """
     if task.counterfactual is None:
         return None
     other = task.counterfactual
     pairs = read_prompts(view, other.prompts if isinstance(other, Task) else other)
     if len(pairs.tokens) != len(packed.tokens):
         raise ValueError(
-            f"counterfactual has {len(pairs.tokens)} prompts, and there are {len(packed.tokens)}: give a pair of each"
+            f"counterfactual= has {len(pairs.tokens)} prompts, and prompts= has {len(packed.tokens)}: give one pair "
+            "for each prompt"
         )
     unequal = (pairs.lengths != packed.lengths).nonzero().flatten().tolist()
     if unequal:
         row = unequal[0]
         raise ValueError(
-            f"prompt {row} has {int(packed.lengths[row])} tokens and its counterfactual {int(pairs.lengths[row])}: a "
-            "pair has the same number, so that what stands at a position can be exchanged"
+            f"prompt {row} has {int(packed.lengths[row])} tokens and its counterfactual {int(pairs.lengths[row])}: "
+            "give a counterfactual with equally many tokens, because activations are exchanged position by position"
         )
     return pairs
 
 
 def _warn_of_early_differences(sequences: TaskSequences) -> None:
-    """Warn where a pair does not differ, or differs before every named position other than the last token.
+    """Warn about pairs that are equal, and about pairs that differ before every position that the task names.
 
-    Pairs that can be scored differ before their last token, so a name for that token says nothing about the exchange.
+    A name for the last token is left out, because every useful pair differs before its last token.
     """
     assert sequences.counterfactual is not None
     differs = sequences.tokens != sequences.counterfactual.tokens
     same = (~differs.any(1)).nonzero().flatten().tolist()
     if same:
         warn_caller(
-            f"{len(same)} of {len(differs)} pairs are equal, such as that of prompt {same[0]}: what is cut to a pair "
-            "has an effect of 0 there, which counts in every mean"
+            f"{len(same)} of {len(differs)} pairs are equal, such as the pair of prompt {same[0]}: every effect is 0 "
+            "there and lowers the means. Leave these prompts out, or change their counterfactual"
         )
     if sequences.positions:
         places, width = torch.stack([*sequences.positions.values()]), differs.shape[1]
@@ -303,39 +348,48 @@ def _warn_of_early_differences(sequences: TaskSequences) -> None:
         if early:
             row = early[0]
             warn_caller(
-                f"{len(early)} of {len(differs)} pairs differ before every named position, such as that of prompt "
-                f"{row} at {int(first[row])}: is the counterfactual the same text up to what is exchanged?"
+                f"{len(early)} of {len(differs)} pairs differ before every named position, such as the pair of prompt "
+                f"{row} at position {int(first[row])}: check that a counterfactual has the same text up to the exchange"
             )
 
 
 def _require_targets(sequences: TaskSequences) -> None:
-    """Refuse positions other than those whose next tokens `next_token_loss` takes as targets. Raises ValueError."""
+    """Raise ValueError unless the predicted positions are consecutive and end with the last position but one.
+
+    `next_token_loss` takes the tokens after these positions as targets.
+    """
     n, width = sequences.n_predicted, sequences.tokens.shape[1]
     columns = torch.arange(width - 1 - n, width - 1)
     predicted = sequences.predicted
-    found = torch.arange(width)[predicted][None] if isinstance(predicted, slice) else predicted
-    if bool(((found != columns) & sequences.real[:, width - n :]).any()):
+    positions = torch.arange(width)[predicted][None] if isinstance(predicted, slice) else predicted
+    if bool(((positions != columns) & sequences.real[:, width - n :]).any()):
         raise ValueError(
-            "next_token_loss takes the positions from one on to the last but one: give predict=slice(start, -1) with "
-            "start of 0 or more"
+            "next_token_loss needs consecutive positions that end with the last but one: give predict=slice(start, -1) "
+            "with start of 0 or more"
         )
 
 
 def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: Any) -> Positions:
-    """Return the positions that `Task.predict` means: a slice if all prompts have one length and it is one.
+    """Return the positions that `predict` selects: a slice if possible, otherwise a tensor [sequences, predicted].
 
-    A slice counts in each prompt by itself. Where it chooses fewer positions of a prompt than of another, the last real
-    token fills the row. Raises ValueError for a position that a prompt does not have, or none at all; TypeError for no
-    form of `Task`.
+    `lengths`: tokens of each prompt. `width`: the most tokens of a prompt. `predict`: a number, a list, a slice or a
+    tensor, counted within each prompt. If a slice selects fewer positions in one prompt than in another, the last real
+    token fills the row.
+
+    Raises ValueError for a position that a prompt does not have, or no position at all; TypeError for another form.
     """
     if callable(predict):
-        predict = predict(width)  # `positions_in` copies what it returns
+        what, returns = f"predict {function_name(predict)}", "positions: a number, a list, a slice or a tensor"
+        predict = call_users(predict, {"width": width}, what, returns)  # `positions_in` copies the result
     predict = slice(None) if predict is None else predict
     if isinstance(predict, slice):
         chosen = [range(length)[predict] for length in lengths.tolist()]
         most = max(map(len, chosen))
         if not most:
-            raise ValueError(f"predict={predict} chooses no position of prompts of {width} tokens")
+            raise ValueError(
+                f"predict={predict} selects no position of prompts with {width} tokens: give a position such as -1, or "
+                "a slice within the prompt"
+            )
         if bool((lengths == width).all()) and chosen[0].step == 1:
             return slice(chosen[0].start, chosen[0].stop)
         filled = zip(chosen, (lengths - 1).tolist(), strict=True)
@@ -344,7 +398,7 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
 
 
 def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValue:
-    """Evaluate the model as it is now, batch by batch, without gradients."""
+    """Run the model with its current hooks on all sequences, without gradients; return the `MetricValue`."""
     values = MetricValues(sequences, 1)
 
     def add(batch: slice) -> None:
@@ -359,7 +413,7 @@ def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValu
 def metric_value_from(
     view: AttentionView, sequences: TaskSequences, values: Float64[np.ndarray, "sequences"]
 ) -> MetricValue:
-    """Return the mean of values of sequences, with what is known of these."""
+    """Make a `MetricValue` of a value per sequence, with the labels, hash and texts of the sequences."""
     texts = sequences.given_texts
     if texts is None:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
@@ -370,7 +424,10 @@ def metric_value_from(
 def intact_values(
     view: AttentionView, sequences: TaskSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's value."""
+    """Run the model without ablation. Return the run and the metric's value of each sequence.
+
+    `layers`: the layers from which the run can be replayed later with other hooks.
+    """
     values = MetricValues(sequences, 1)
     rows = sequences.rows_at_once(view)
     intact = intact_run(view, sequences.tokens, sequences.predicted, layers, batch=rows, reduce=values.add)
@@ -379,13 +436,13 @@ def intact_values(
 
 @dataclass(frozen=True)
 class Replays:
-    """Replays of a model from one layer on.
+    """A group of ablated runs that all equal the intact run up to one layer.
 
     Attributes:
-        layer: the first layer in which one of them differs from the intact run.
-        n: how many there are.
-        hooks_of: returns the hooks of some of them on some sequences, to which a batch is whole copies of these
-            sequences, one for each of the replays and one after the other.
+        layer: the first layer in which these runs differ from the intact run.
+        n: number of runs (replays).
+        hooks_of: function of (slice of replays, slice of sequences) that returns hooks. The batch that these hooks see
+            has a copy of the sequences for each replay, one copy after another.
     """
 
     layer: int
@@ -399,31 +456,39 @@ def replayed_values(
     replays: Sequence[Replays],
     seen: Callable[[list[int], slice, Float[Tensor, "copies rows predicted d_vocab"]], None] | None = None,
 ) -> Float64[Tensor, "replays sequences"]:
-    """Evaluate every replay on all sequences, the blocks from its layer on run again under its hooks.
+    """Run every replay (an ablated run) on all sequences from its first changed layer on. Return the metric's values.
 
-    The values are in the order of `replays`. As many replays as memory allows are stacked on the batch axis, in the
-    order of their layers, one copy of the sequences after the other: that changes numbers by rounding only. All in a
-    batch are one pass, in which the copies of a replay join at its layer. `seen` is called with the logits of each
-    pass, behind the places of its replays in the values and the sequences; a second time where memory ran out.
+    As many replays as memory allows are stacked on the batch axis, in the order of their layers, and run in one pass; a
+    replay joins the pass at its layer. Stacking changes numbers by rounding only.
+
+    Args:
+        intact: the run without hooks.
+        sequences: the sequences of a task.
+        replays: groups of replays.
+        seen: function called for each pass with (rows of the result, slice of sequences, logits); twice if a pass ran
+            out of memory and is repeated. None for no calls.
+
+    Returns:
+        Value of each replay, in the given order, on each sequence.
     """
     view, n = intact.view, len(sequences.tokens)
     rows = max(1, min(rows_at_once(intact), sequences._rows_predicted(view)))
-    ends = np.cumsum([some.n for some in replays])
+    ends = np.cumsum([group.n for group in replays])
     order = sorted(range(len(replays)), key=lambda place: replays[place].layer)
     queue = [(place, index) for place in order for index in range(replays[place].n)]
 
     def of_replays(chunk: slice) -> Tensor:
         taken = queue[chunk]
         places = [int(ends[place]) - replays[place].n + index for place, index in taken]
-        groups = [(place, [*some]) for place, some in groupby(taken, key=itemgetter(0))]
+        groups = [(place, [*members]) for place, members in groupby(taken, key=itemgetter(0))]
         values = MetricValues(sequences, len(taken))
 
         def add(batch: slice) -> None:
             hooks, first = [], 0
-            for place, some in groups:
-                own = slice(some[0][1], some[-1][1] + 1)
-                hooks.append((slice(first, first + len(some)), replays[place].hooks_of(own, batch)))
-                first += len(some)
+            for place, members in groups:
+                own = slice(members[0][1], members[-1][1] + 1)
+                hooks.append((slice(first, first + len(members)), replays[place].hooks_of(own, batch)))
+                first += len(members)
             logits = intact.replay([replays[place].layer for place, _ in taken], batch, hooks)
             if seen is not None:
                 seen(places, batch, logits.unflatten(0, (len(taken), -1)))
@@ -434,7 +499,7 @@ def replayed_values(
         return values.result()
 
     with evaluating(view.model), torch.no_grad():
-        found = torch.cat([*in_batches(len(queue), max(1, rows // n), of_replays)])
-    ordered = torch.empty_like(found)
-    ordered[[int(ends[place]) - replays[place].n + index for place, index in queue]] = found
+        queued = torch.cat([*in_batches(len(queue), max(1, rows // n), of_replays)])
+    ordered = torch.empty_like(queued)
+    ordered[[int(ends[place]) - replays[place].n + index for place, index in queue]] = queued
     return ordered

@@ -1,4 +1,4 @@
-"""Rows of text as prompts of a ready task: text comes with the package or is given."""
+"""`TextRows`: prompts of the task `language`, cut from the packaged book or from the caller's text."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,14 @@ from tlspectral.models.running.text import text_tokens
 
 @dataclass(frozen=True, eq=False)
 class TextRows:
-    """Rows of text, or token ids with their mask, of which every position predicts its next token."""
+    """Prompts of the task "language": rows of text or token ids, in which every position predicts the next token.
+
+    Attributes:
+        given: token ids [sequences, pos], text or the name of a data set; None for the packaged book.
+        attention_mask: for padded ids, 1 for real tokens and 0 for padding; otherwise None.
+        n_sequences: number of rows to cut from text.
+        sequence_length: tokens in such a row.
+    """
 
     given: Any
     attention_mask: TokenMask | None
@@ -21,12 +28,16 @@ class TextRows:
     sequence_length: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the rows. Raises ValueError for text without a tokenizer and for ids that do not fit."""
+        """Return the rows as token ids of a model, with their lengths.
+
+        Raises ValueError for text without a tokenizer, ids that the model lacks, and ids that look padded without a
+        mask.
+        """
         tokens, mask = self.given, self.attention_mask
         if not isinstance(tokens, Tensor):
             if mask is not None:
                 raise ValueError(
-                    "attention_mask says which token ids are padding, and rows of text have none: leave it out"
+                    "attention_mask= needs prompts= as token ids, because rows of text have no padding: leave it out"
                 )
             tokens = text_tokens(view, tokens, n_sequences=self.n_sequences, sequence_length=self.sequence_length)
         elif mask is None:
@@ -36,6 +47,6 @@ class TextRows:
         if int(packed.lengths.min()) < 2:
             row = int(packed.lengths.argmin())
             raise ValueError(
-                f"row {row} has {int(packed.lengths[row])} real token, and nothing is predicted: leave it out"
+                f"row {row} has {int(packed.lengths[row])} real token, so it predicts none: leave this row out"
             )
         return packed

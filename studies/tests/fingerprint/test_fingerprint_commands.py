@@ -89,7 +89,9 @@ def test_replicate_says_what_differs_and_why_and_writes_it(few_claims, tmp_path)
     assert list(rows) == list(table.COLUMNS)
     assert rows["kind"].tolist() == ["number"] * 4 + ["sentence"]
     assert rows.attrs["licence"] == "CC-BY-4.0"
-    assert "## 4 numbers: 2 reproduced, 1 differs, 1 cannot be checked without weights" in replication.markdown(rows)
+    readable = pd.read_csv(tmp_path / "out" / "replication.csv", keep_default_na=False)
+    assert readable["verdict"].tolist() == ["contradicted", "differs", replication.VERDICTS[2], *["reproduced"] * 2]
+    assert readable["here"].tolist()[:2] == ["", "0.08333"]
     assert (tmp_path / "out" / "figure_3.png").exists()
 
 

@@ -115,7 +115,10 @@ REFUSED = {
         "2 values of model.* no one",
     ),
     "pair of a table twice": (lambda: spearman_table(twice(heads()), ["D_head"], ["prev"]), "several rows for layer 0"),
-    "class of two models": (lambda: class_test(two_models(), threshold=0.5), "2 values of model.* no one population"),
+    "class of two models": (
+        lambda: class_test(two_models(), threshold=0.5),
+        "2 values of model.* must be of one model",
+    ),
     "class without": (lambda: class_test(heads().drop(columns="dir_frac"), threshold=0.5), r"no column \['dir_frac'\]"),
     "clusters of two models": (lambda: intraclass_correlation(two_models(), "prev"), "2 values of model"),
     "clusters of two steps": (lambda: intraclass_correlation(two_models("step"), "prev"), "2 values of step"),
@@ -135,7 +138,7 @@ REFUSED = {
     "one group": (lambda: leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "b": 1}), "two groups are compared"),
     "few heads": (
         lambda: top_k_sensitivity({"big": heads(20), "small": heads()}, {"big": "a", "small": "b"}, ks=(10,)),
-        "small: k=10 heads were asked for, and 8",
+        "small: k=10, but only 8 heads have",
     ),
     "even k": (lambda: another_model(heads(), k=4), "k=4 is even"),
     "no tables": (lambda: scheme_contrast({}), "at least one"),
@@ -149,7 +152,7 @@ REFUSED = {
     "lacks heads": (lambda: placebo_attenuation(heads(), draws().iloc[:7]), "draw 0 lacks 1 of 8 heads, such as L0H7"),
     "another": (
         lambda: placebo_attenuation(draws(model="one").drop(columns="draw"), draws(model="other")),
-        "head table is of model one, the draws are of model other",
+        "head table was made with model one, the draws with model other",
     ),
     "placebo without phase": (
         lambda: placebo_attenuation(heads().drop(columns="rope_imag_frac"), draws()),

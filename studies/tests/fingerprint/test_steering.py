@@ -86,7 +86,7 @@ def test_the_words_of_the_schedule_follow_the_numbers(steering):
 
 
 def test_the_page_has_the_rows_of_the_stored_runs(steering):
-    page = (STORED.parent / "steering.md").read_text(encoding="utf-8")
+    page = (STORED.parent / "constrained.md").read_text(encoding="utf-8")
     rows = steering.page_rows(pd.read_csv(STORED / "steering.csv"))
     assert len(rows) == 8
     assert [row for row in rows if row not in page] == []

@@ -43,7 +43,12 @@ _PUBLISHED = "published:"
 def replicate(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the table, the page and the figures."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for the table, its CSV and the figures.",
+        ),
     ] = None,
     grid: Annotated[
         Path | None,
@@ -92,7 +97,7 @@ def replicate(
         from tlspectral_studies.fingerprint.figures.replication import published_figures
 
         write_table(table, output / "replication.parquet")
-        (output / "replication_table.md").write_text(replication.markdown(table) + "\n", encoding="utf-8")
+        replication.readable(table).to_csv(output / "replication.csv", index=False, lineterminator="\n")
         for name, figure in published_figures().items():
             write_figure(figure, output / f"{name}.png")
         typer.echo(str(output))

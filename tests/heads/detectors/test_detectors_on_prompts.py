@@ -189,13 +189,13 @@ def test_a_pattern_gets_copies_and_may_return_any_container_or_the_same_tensor_a
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"pattern": torch.ones(14, 14)}, ValueError, "prompt 0: query 0 is marked with key 1, .*tril"),
+        ({"pattern": torch.ones(14, 14)}, ValueError, "prompt 0: query 0 has a weight on key 1, .*tril"),
         ({"pattern": torch.eye(13)}, ValueError, r"shape \(14, 14\) or \(5, 14, 14\); found \(13, 13\)"),
         ({"pattern": lambda row: torch.eye(14)}, ValueError, r"prompt 0 needs weights of shape \(9, 9\)"),
-        ({"pattern": torch.eye(14).expand(5, 14, 14)}, ValueError, "prompt 0 has 9 tokens, and a later query"),
-        ({"pattern": torch.zeros(14, 14)}, ValueError, "marks no key of any sequence"),
+        ({"pattern": torch.eye(14).expand(5, 14, 14)}, ValueError, "prompt 0 has 9 tokens, but a query after"),
+        ({"pattern": torch.zeros(14, 14)}, ValueError, "gives no key a weight in any sequence"),
         ({"pattern": torch.full((14, 14), torch.nan)}, TypeError, "matrix of weights"),
-        ({"pattern": "prev"}, TypeError, "pattern is a matrix of weights .* found str 'prev'"),
+        ({"pattern": "prev"}, TypeError, "pattern= takes a matrix of weights .* found str 'prev'"),
         ({"pattern": lambda row: None}, TypeError, "found NoneType None for prompt 0"),
         ({"pattern": lambda row: duplicates(row)[None]}, ValueError, r"shape \(9, 9\); found \(1, 9, 9\)"),
         ({"pattern": lambda row: duplicates(row)[:, :1]}, ValueError, r"shape \(9, 9\); found \(9, 1\)"),

@@ -105,7 +105,7 @@ def test_equal_prompts_are_one_prompt():
     for copies in (tokens[:1].repeat(8, 1), [tokens[0].tolist()] * 8):
         with (
             pytest.warns(UserWarning, match="of 8 prompts 1 are"),
-            pytest.raises(ValueError, match="one prompt cannot"),
+            pytest.raises(ValueError, match="one distinct prompt is not"),
         ):
             kernel_prediction(model, None, copies)
         with pytest.warns(UserWarning, match="of 8 prompts 1 are distinct"):
@@ -118,12 +118,12 @@ def test_no_prediction_is_judged_on_a_prompt_that_made_it():
     model, tokens, others = shared("bridge", "llama"), zoo.prompt(3, 24), zoo.prompt(4, 24, seed=1)
     apart = kernel_prediction(model, None, tokens, reference=others)
     beginnings = [row[:n] for row, n in zip(others[:2], (24, 9), strict=True)]
-    with pytest.warns(UserWarning, match="2 prompts are in reference= too, or are the beginning of one there, such as"):
+    with pytest.warns(UserWarning, match="2 prompts, such as prompt .*, are also in reference= or begin"):
         mixed = kernel_prediction(model, None, [*tokens, *beginnings], reference=others)
     # Measured: 2e-7, float32 runs of other batch shapes. Judged on all five prompts r moves by hundredths.
     pd.testing.assert_frame_equal(mixed, apart, rtol=0, atol=1e-4)
     assert {name: mixed.attrs[name] for name in ("n_reference", "n_judged")} == {"n_reference": 4, "n_judged": 3}
-    with pytest.raises(ValueError, match="no prompt is left to judge on"):
+    with pytest.raises(ValueError, match="no prompt is left to judge the prediction on"):
         kernel_prediction(model, None, others[:, :15], reference=others)
     kernel = relative_position_kernel(model, None, others, reference=others)  # which judges nothing
     assert kernel["predicted"].notna().all()
@@ -163,7 +163,7 @@ def test_beyond_the_length_that_frequencies_hold_for_there_is_no_prediction():
 def test_one_prompt_gives_no_prediction_and_is_not_judged():
     model = shared("bridge", "llama")
     assert relative_position_kernel(model, None, zoo.prompt(1, 24))["predicted"].isna().all()
-    with pytest.raises(ValueError, match="one prompt cannot give the means and be judged on"):
+    with pytest.raises(ValueError, match="one distinct prompt is not enough"):
         kernel_prediction(model, None, zoo.prompt(1, 24))
     judged = kernel_prediction(model, None, zoo.prompt(1, 24), reference=zoo.prompt(1, 24, seed=1))
     assert judged["r"].notna().all()
@@ -240,5 +240,5 @@ def test_chosen_offsets():
 
 @pytest.mark.parametrize("offsets", [[1], [-24], [-1.5], [], ["a"]])
 def test_offsets_that_no_prompt_has_are_refused(offsets):
-    with pytest.raises(ValueError, match="offsets are positions of the key less that of the query, -23 to 0"):
+    with pytest.raises(ValueError, match="offsets= are key position less query position, numbers from -23 to 0"):
         relative_position_kernel(shared("bridge", "llama"), [(0, 0)], zoo.prompt(4, 24), offsets)

@@ -119,7 +119,7 @@ def test_rotary_of_a_layer():
     assert ops.rotary(1) is None
 
 
-NO_PHASE = "the layer has no rotary positions, so no phase"
+NO_PHASE = r"phase\(t\) needs rotary positions, and this layer has none"
 
 
 @pytest.mark.parametrize(

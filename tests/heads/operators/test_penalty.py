@@ -172,11 +172,11 @@ def test_gain_and_phase_of_a_spectral_model(backend, part):
 
 
 REFUSED = {
-    "no phase": ("gpt2", "rope_phase", [(1, 2)], UnsupportedArchitecture, "L1H2: no rotary positions"),
+    "no phase": ("gpt2", "rope_phase", [(1, 2)], UnsupportedArchitecture, "L1H2 has no rotary positions"),
     "no phase anywhere": ("gpt2", "rope_phase", None, UnsupportedArchitecture, "no layer of the model has rotary"),
-    "no phase in a layer": ("smollm3", "rope_phase", (1, 0), UnsupportedArchitecture, "L1H0: no rotary positions"),
+    "no phase in a layer": ("smollm3", "rope_phase", (1, 0), UnsupportedArchitecture, "L1H0 has no rotary positions"),
     "no such head": ("llama", "symmetric", "L0H4", BadHead, "L0H4 does not exist"),
-    "no head": ("llama", "symmetric", [], BadHead, "no heads to penalise"),
+    "no head": ("llama", "symmetric", [], BadHead, "heads= is empty"),
     "no such part": ("llama", "antisymetric", None, ValueError, "did you mean 'antisymmetric'"),
 }
 
@@ -192,7 +192,7 @@ def test_a_head_without_an_operator_is_refused():
     weight = model.blocks[1].attn.q.original_component.weight
     with torch.no_grad():
         weight.unflatten(0, (zoo.HEADS, -1))[2] = 0
-    with pytest.raises(BadWeights, match=r"L1H2: the squared norm of its operator is 0\.0"):
+    with pytest.raises(BadWeights, match=r"L1H2: the squared norm of its query-key operator is 0\.0"):
         qk_penalty(model, "symmetric")
     assert qk_penalty(model, "symmetric", ["L1H1", "L0H2"]).isfinite()
     with torch.no_grad():

@@ -211,11 +211,11 @@ def test_another_width_or_hook_is_refused():
 @pytest.mark.parametrize(
     ("decoder", "bias", "encode", "error", "said"),
     [
-        ([[1.0]], torch.zeros(1), abs, TypeError, "decoder is a tensor of real numbers; found list"),
-        (torch.ones(2, 3).long(), torch.zeros(3), abs, TypeError, "decoder is a tensor of real numbers"),
-        (torch.ones(3), torch.zeros(3), abs, ValueError, "decoder has 2 axes"),
+        ([[1.0]], torch.zeros(1), abs, TypeError, "decoder= must be a floating-point tensor; found list"),
+        (torch.ones(2, 3).long(), torch.zeros(3), abs, TypeError, "decoder= must be a floating-point tensor"),
+        (torch.ones(3), torch.zeros(3), abs, ValueError, "decoder= must have 2 axes"),
         (torch.ones(2, 3), torch.zeros(2), abs, ValueError, "decoder has width 3 and bias 2"),
-        (torch.ones(2, 3), torch.zeros(3), 3, TypeError, "encode is a function of streams; found int"),
+        (torch.ones(2, 3), torch.zeros(3), 3, TypeError, "encode must be a function from streams .*; found int"),
         (
             torch.ones(2, 3),
             torch.zeros(3),
@@ -252,14 +252,14 @@ def test_activations_share_no_memory_with_what_an_encoder_keeps():
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (lambda x: x.new_zeros(len(x), 2), "encode returns activations"),
+        (lambda x: x.new_zeros(len(x), 2), "encode must return activations"),
         (lambda x: None, "found NoneType"),
         (lambda x: x.new_zeros(3, len(x)), r"found shape \(3, "),
         (lambda x: x.new_zeros(1, 3), r"found shape \(1, 3\)"),
         (lambda x: x.new_zeros(len(x), 3).numpy(), "of ndarray"),
         (lambda x: x.new_zeros(len(x), 3) + 0j, "of torch.complex64"),
         (lambda x: x.new_full((len(x), 3), torch.inf), "found inf for feature 0 of token 0"),
-        (lambda x: x.new_full((len(x), 3), torch.nan), "which are finite; found nan for feature 0 of token 0"),
+        (lambda x: x.new_full((len(x), 3), torch.nan), "all finite; found nan for feature 0 of token 0"),
     ],
 )
 def test_an_encoder_that_returns_something_else_is_refused(returned, said):
@@ -358,10 +358,10 @@ def test_a_folder_gives_the_features_of_its_settings(tmp_path, settings, how):
 @pytest.mark.parametrize(
     ("settings", "changed", "said"),
     [
-        ({"architecture": "gated"}, {}, "architecture='gated' is not read"),
-        ({"architecture": "standard", "activation_fn": "tanh-relu"}, {}, "activation_fn='tanh-relu' is not read"),
+        ({"architecture": "gated"}, {}, "architecture='gated' is not supported"),
+        ({"architecture": "standard", "activation_fn": "tanh-relu"}, {}, "activation_fn='tanh-relu' is not supported"),
         ({"normalize_activations": "expected_average_only_in"}, {}, "normalize_activations='expected_average_only_in'"),
-        ({"normalize_activations": "layer_norm"}, {}, "normalize_activations='layer_norm' is not read"),
+        ({"normalize_activations": "layer_norm"}, {}, "normalize_activations='layer_norm' is not supported"),
         ({"reshape_activations": "hook_z"}, {}, "reshape_activations='hook_z'"),
         ({"finetuning_scaling_factor": True}, {}, "finetuning_scaling_factor=True"),
         (
@@ -371,12 +371,12 @@ def test_a_folder_gives_the_features_of_its_settings(tmp_path, settings, how):
         ),
         ({"hook_point_head_index": 3}, {}, "hook_head_index=3"),
         ({"metadata": {"hook_head_index": 3}}, {}, "hook_head_index=3"),
-        ({"group_sizes": [4, 6]}, {}, r"group_sizes=\[4, 6\] is a setting that is not known"),
+        ({"group_sizes": [4, 6]}, {}, r"the setting group_sizes=\[4, 6\] is unknown"),
         ({"architecture": "topk"}, {}, "k=None"),
-        ({"architecture": "topk", "k": 11}, {}, "k=11, and there are 10 features"),
-        ({"d_sae": 12}, {}, "d_sae=12, and W_dec has shape"),
+        ({"architecture": "topk", "k": 11}, {}, "k=11 is more than the 10 features"),
+        ({"d_sae": 12}, {}, "d_sae=12 does not fit W_dec"),
         ({}, {"b_dec": None}, r"tensors \['b_dec'\] are missing"),
-        ({}, {"r_mag": torch.ones(FEATURES)}, r"\['r_mag'\] are not read"),
+        ({}, {"r_mag": torch.ones(FEATURES)}, r"\['r_mag'\] are unknown"),
         ({"architecture": "jumprelu"}, {}, r"tensors \['threshold'\] are missing"),
         ({}, {"b_enc": torch.ones(3)}, r"b_enc has shape \(3,\)"),
     ],
@@ -396,5 +396,5 @@ def test_a_folder_without_its_files_is_refused(tmp_path):
         tls.Dictionary.load(at)
     folder(tmp_path, {})
     (at / "cfg.json").write_text("[]")
-    with pytest.raises(ValueError, match="is no object of settings"):
+    with pytest.raises(ValueError, match="must be a JSON object of settings"):
         tls.Dictionary.load(at)

@@ -146,9 +146,7 @@ def test_a_dictionary_by_hand_is_compared_with_nothing(saved, name):
 def test_a_norm_behind_the_embedding_keeps_a_mean_in_the_processed_stream(saved):
     raw, whole, centred = shared("bridge", "bloom"), processed("bridge", "bloom"), saved(**CENTRED)
     assert streams_of(whole).mean(-1).abs().max() > 1e-3
-    with pytest.raises(
-        ValueError, match=r"has a norm behind its embedding, so that its centred streams cannot be made"
-    ):
+    with pytest.raises(ValueError, match=r"has a norm behind its embedding, so its raw streams cannot be centred"):
         rows(raw, centred)
     assert len(rows(whole, centred))
     with pytest.raises(ValueError, match="mean over d_model is lost"):

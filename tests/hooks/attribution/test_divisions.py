@@ -176,16 +176,21 @@ METRIC = tls.Task([[1, 2, 3]], lambda logits, tokens, mask: logits[:, -1, 0], po
 @pytest.mark.parametrize(
     ("given", "options", "error", "said"),
     [
-        (PROMPT, {"query": QUERY, "key": KEY, "by": "feature"}, ValueError, "by is 'source', 'mode' or 'frequency'"),
-        (PROMPT, {"query": QUERY, "key": KEY, "by": "frequency", "remove": 1}, ValueError, "ablate tls.parts.Band"),
+        (PROMPT, {"query": QUERY, "key": KEY, "by": "feature"}, ValueError, "by= must be 'source', 'mode' or"),
+        (PROMPT, {"query": QUERY, "key": KEY, "by": "frequency", "remove": 1}, ValueError, r"tls\.parts\.Band"),
         (PROMPT, {}, TypeError, "give query and key"),
         ([], {}, ValueError, "the list of .* is empty"),
         ([(PROMPT, 3)], {}, TypeError, "give query and key"),
         (METRIC, {}, ValueError, "the task has no attention="),
         (METRIC, {"query": "A"}, TypeError, "give both query and key"),
-        (METRIC, {"query": "B", "key": "A"}, ValueError, "query='B' is no position of this task, which names 'A'"),
+        (METRIC, {"query": "B", "key": "A"}, ValueError, "query='B' is not a named position, the task names 'A'"),
         (METRIC, {"query": 0, "key": "A"}, ValueError, "key 1 is behind query 0"),
-        (PROMPT, {"query": QUERY, "key": KEY, "dictionary": 3}, TypeError, "dictionary is a tls.Dictionary; found int"),
+        (
+            PROMPT,
+            {"query": QUERY, "key": KEY, "dictionary": 3},
+            TypeError,
+            "dictionary= must be a tls.Dictionary; found",
+        ),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(given, options, error, said):

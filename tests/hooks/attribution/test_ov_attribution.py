@@ -353,8 +353,8 @@ def test_sixteen_bits_have_a_tolerance_of_their_own():
     ("point", "error", "said"),
     [
         ("blocks.1.attn.hook_z", ScoreMismatch, "is not the sum of pattern times values"),
-        ("blocks.1.hook_attn_out", UnsupportedArchitecture, "adds something else than what its heads"),
-        ("blocks.1.hook_resid_pre", UnsupportedArchitecture, "what enters it is not the sum of what"),
+        ("blocks.1.hook_attn_out", UnsupportedArchitecture, "is not the sum of what its heads"),
+        ("blocks.1.hook_resid_pre", UnsupportedArchitecture, "its input is not the sum of the"),
         ("blocks.1.attn.hook_v", ScoreMismatch, "values are not those of the stream"),
     ],
 )
@@ -382,21 +382,21 @@ VECTOR = torch.ones(48)
         ({"heads": "L1"}, ValueError, "several heads need a direction"),
         ({"heads": "L9H0"}, BadHead, "does not exist"),
         ({"query": 24}, ValueError, "query 24 is not in the prompt"),
-        ({"query": None}, TypeError, "query is the position of a token"),
+        ({"query": None}, TypeError, "query= must be the position of a token"),
         ({"prompt": zoo.prompt(2)}, ValueError, "what heads write is of one prompt; found 2"),
-        ({"by": "feature"}, ValueError, "by is 'token', 'source' or 'head'"),
-        ({"dictionary": 3}, TypeError, "dictionary is a tls.Dictionary"),
+        ({"by": "feature"}, ValueError, "by= must be 'token', 'source' or 'head'"),
+        ({"dictionary": 3}, TypeError, "dictionary= must be a tls.Dictionary"),
         ({"direction": "L1H0.k"}, ValueError, "reads before heads of layer 1 write"),
         ({"heads": None, "direction": "L0H0.q"}, ValueError, "reads before any head writes"),
         ({"direction": "logits"}, ValueError, "for the logits give the two answers"),
-        ({"heads": "L0H0", "direction": "L1MLP"}, ValueError, "is not one of queries, keys or values"),
+        ({"heads": "L0H0", "direction": "L1MLP"}, ValueError, "is not queries, keys or values"),
         ({"direction": "Mary"}, BadHead, "names no receiver"),
         ({"direction": (5, 5)}, ValueError, "token 5 is a correct and a wrong answer"),
         ({"direction": (5, 999)}, ValueError, "999"),
         ({"direction": (" Mary", " John")}, ValueError, "has no tokenizer"),
-        ({"direction": 5}, TypeError, "a direction is a pair of answers"),
-        ({"direction": [0.5, 0.5]}, TypeError, "a direction is a pair of answers"),
-        ({"direction": torch.ones(3)}, ValueError, "a direction is a vector of"),
+        ({"direction": 5}, TypeError, "give a pair of answers"),
+        ({"direction": [0.5, 0.5]}, TypeError, "give a pair of answers"),
+        ({"direction": torch.ones(3)}, ValueError, r"direction= must be a vector \[48\]"),
         ({"direction": VECTOR * 0}, ValueError, "finite numbers, not all of them 0"),
     ],
 )
@@ -422,7 +422,7 @@ def test_latent_attention_is_read_by_token_and_not_by_source():
     heads = tls.ov_attribution(model, PROMPT, None, QUERY, direction=(5, 9), by="head")
     assert table["contribution"].sum() == pytest.approx(heads["contribution"].sum(), abs=1e-12)  # float64
     assert heads.attrs["remainder"] < 1e-6
-    with pytest.raises(UnsupportedArchitecture, match="through the norm of their latent"):
+    with pytest.raises(UnsupportedArchitecture, match="because their latent has a norm"):
         tls.ov_attribution(model, PROMPT, "L1H0", QUERY, by="source")
     with pytest.raises(UnsupportedArchitecture, match="is not linear behind one norm"):
         tls.ov_attribution(model, PROMPT, "L0H0", QUERY, direction="L1H0.q")

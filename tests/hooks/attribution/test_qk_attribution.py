@@ -181,9 +181,9 @@ def test_a_bias_is_removed_from_its_projection_and_alibi_from_the_score():
 @pytest.mark.parametrize("name", ["gemma2", "gpt2"])
 def test_an_edited_stream_is_no_sum_of_writes(name):
     model = shared("bridge", name)
-    edited = {1: "layer 1: what enters it is not the sum of what earlier layers wrote"}
+    edited = {1: "layer 1: its input is not the sum of the writes of earlier layers"}
     if name == "gpt2":
-        edited[0] = "layer 0: what enters it is not the sum of the embedding and the learned positions"
+        edited[0] = "layer 0: its input is not the sum of the embedding and the learned positions"
     for layer, said in edited.items():
         hook = (f"blocks.{layer}.hook_resid_pre", lambda value, hook: value * 1.01)
         with model.hooks(fwd_hooks=[hook]), pytest.raises(UnsupportedArchitecture, match=said):
@@ -212,11 +212,11 @@ def test_edited_scores_are_a_mismatch(name):
         ("llama", {"query": 5, "key": 9}, ValueError, "key 9 is behind query 5"),
         ("llama", {"query": 24}, ValueError, "query 24 is not in the prompt, which has tokens 0 to 23"),
         ("llama", {"key": -25}, ValueError, "key -25 is not in the prompt"),
-        ("llama", {"query": True}, TypeError, "query is the position of a token, a whole number; found True"),
+        ("llama", {"query": True}, TypeError, "query= must be the position of a token, a whole number; found True"),
         ("llama", {"prompt": zoo.prompt(2)}, ValueError, "one score is of one prompt; found 2 prompts"),
-        ("llama", {"top": 0}, ValueError, "top is a number of pairs of sources, 1 or more; found 0"),
-        ("llama", {"remove": -1}, ValueError, "remove is a number of pairs"),
-        ("llama", {"remove": 4, "top": 3}, ValueError, "give remove at most top"),
+        ("llama", {"top": 0}, ValueError, "top= must be a number of pairs of terms, 1 or more; found 0"),
+        ("llama", {"remove": -1}, ValueError, "remove= must be a number of pairs"),
+        ("llama", {"remove": 4, "top": 3}, ValueError, "give remove= at most top="),
         ("llama", {"head": "L9H0"}, BadHead, "does not exist"),
         # A key outside the window.
         ("mistral", {"key": 3}, ValueError, "layer 1 masks key 3 for query 21: the query sees keys 14 to 21"),

@@ -68,7 +68,7 @@ def test_an_edit_of_the_attention_is_a_mismatch():
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"part": "output"}, ValueError, "is no part of a head's scores"),
+        ({"part": "output"}, ValueError, "is not a part of the scores"),
         ({"part": tls.parts.Symmetric(at=3)}, ValueError, "without at"),
         ({"prompt": torch.cat([PROMPT, PROMPT])}, ValueError, "scores are of one prompt; found 2"),
         ({"head": "L9H0"}, BadHead, "does not exist"),

@@ -208,13 +208,13 @@ def test_the_procedure_scores_pairs_by_circuits_that_were_chosen_without_them(pl
     assert curve["faithfulness"].iloc[1] == pytest.approx(expected, abs=1e-4)
     assert set(found.columns).isdisjoint({"low", "high"})
     for options, said in (
-        ({"edges": None}, "give a table of edges, or edges=None"),
-        ({"edges": found, "choose": "bootstrap"}, "give a table of edges, or edges=None"),
+        ({"edges": None}, "give a table of edges, or edges=None with"),
+        ({"edges": found, "choose": "bootstrap"}, "give a table of edges, or edges=None with"),
         ({"edges": None, "choose": "bootstrap", "draws": 0}, "draws is how many bootstrap samples"),
     ):
         with pytest.raises(ValueError, match=said):
             tls.faithfulness(planted, task=asked, **options)
-    with pytest.raises(ValueError, match="takes 16 distinct pairs, and there are 8"):
+    with pytest.raises(ValueError, match="needs 16 distinct pairs, and the task has 8"):
         tls.faithfulness(planted, None, task_of(planted), choose="bootstrap")
 
 
@@ -227,9 +227,9 @@ def test_stable_edges_come_first_where_they_rank(planted):
     order = room._ranked(pairs.graph, turned, "selected")
     assert order.tolist()[:5] == room._ranked(pairs.graph, turned.assign(estimate=turned["selected"])).tolist()[:5]
     assert set(order) == set(room._ranked(pairs.graph, table))
-    with pytest.raises(ValueError, match="rank is 'selected' or None"):
+    with pytest.raises(ValueError, match="rank= must be 'selected' or None"):
         room._ranked(pairs.graph, table, "effect")
-    with pytest.raises(ValueError, match="selected is missing"):
+    with pytest.raises(ValueError, match="needs a value of selected for each edge"):
         room._ranked(pairs.graph, table.assign(selected=np.nan), "selected")
 
 
@@ -257,8 +257,8 @@ def test_live_edges_lie_on_a_path(planted):
 @pytest.mark.parametrize(
     ("edges", "words"),
     [
-        ([("L9H0", "logits")], "'L9H0' is no sender of this model"),
-        ([("L0H0", "L0H1.q")], "there is no edge from L0H0 to L0H1.q: the receiver reads before it is written"),
+        ([("L9H0", "logits")], "'L9H0' is not a sender of this model"),
+        ([("L0H0", "L0H1.q")], "there is no edge from L0H0 to L0H1.q: the receiver reads before the sender writes"),
         ([("embedding", "L5MLP")], "L5MLP does not exist"),
         ([("embedding", "L1KV7.k")], "L1KV7.k does not exist"),
     ],
@@ -272,11 +272,11 @@ def test_edges_that_do_not_exist_are_refused(planted, edges, words):
     ("pairs", "metric", "said"),
     [
         (8, None, r"The gap is \S+ with standard error \S+: give more pairs, or others that the model tells apart$"),
-        (1, None, r"The gap is \S+ of one distinct pair, whose error is not known: give two distinct pairs or more$"),
+        (1, None, r"The gap is \S+ for one distinct pair, so its error is unknown: give two distinct pairs or more$"),
         (
             8,
             lambda logits, tokens, mask: logits[:, 0, 0] * 0,
-            "The gap is 0 on every pair: give pairs whose sides ",
+            "The gap is 0 on every pair: give pairs whose two prompts ",
         ),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_gap_without_shares_is_refused_with_what_was_found(planted, pairs, met
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
     if metric is not None:
         task = tls.Task(clean, metric, predict=-1, counterfactual=other)
-    with pytest.raises(ValueError, match=f"no share of their gap is a number. {said}"):
+    with pytest.raises(ValueError, match=f"too close for a share of their gap\. {said}"):
         tls.faithfulness(planted, ranked(planted, task_of(planted))[1], task)
     if pairs == 8 and metric is None:
         open_context = r"`ablate` context on L0H0 \(output\) is open"
@@ -298,9 +298,9 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
     pairs, table = ranked(planted, asked)
     with pytest.raises(ValueError, match="has no counterfactual prompts"):
         tls.run_circuit(planted, [], tls.logit_difference(CLEAN, 7, 10))
-    with pytest.raises(ValueError, match=r"ranked by a table .*; found AttributionResult; .* has edges, .*'L0H1'"):
+    with pytest.raises(ValueError, match=r"must be a table .*; found AttributionResult; .* has edges, .*'L0H1'"):
         inspect.unwrap(room._ranked)(pairs.graph, EDGES)
-    with pytest.raises(ValueError, match="edges have neither estimate nor delta"):
+    with pytest.raises(ValueError, match="has neither estimate nor delta"):
         tls.faithfulness(planted, table[["sender", "receiver"]], asked)
     with pytest.warns(UserWarning, match=r"share of 0\.9999 every random circuit is the circuit itself"):
         tls.faithfulness(planted, table, asked, sizes=[0.9999], null=2)
@@ -316,7 +316,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
 @pytest.mark.parametrize(
     ("edges", "task", "words"),
     [
-        (["L0H1"], None, "edges are a table of edge_effects, or a list of pairs of names, .*; found 'L0H1'"),
+        (["L0H1"], None, "edges= must be a table of edge_effects, or a list of pairs of names .*; found 'L0H1'"),
         (EDGES, None, r"found AttributionResult.*has edges, .* give the names: \('L0H1', 'L1H2\.q'\)"),
         ([(HEAD, QUERY, -1.0)], None, r"give the names: \('L0H1', 'L1H2\.q'\)"),
         (("L0H1", "logits"), None, "found 'L0H1'"),
@@ -325,7 +325,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
         (None, None, "found None"),
         (pd.DataFrame({"sender": ["L0H1"]}), None, "the table of edges has no column receiver"),
         ([], "induction", "induction has no counterfactual prompts: give Task"),
-        ([], "other", "task must be a tls.Task, 'induction' or 'language', not 'other'"),
+        ([], "other", "'other' is not a task: task must be a tls.Task"),
     ],
 )
 def test_what_names_no_edges_or_no_task_is_refused(planted, edges, task, words):
@@ -336,7 +336,7 @@ def test_what_names_no_edges_or_no_task_is_refused(planted, edges, task, words):
 
 @pytest.mark.parametrize("sizes", [[-1], [2], [0], [], 0.1, ["all"], [True], [float("nan")]])
 def test_sizes_that_are_no_shares_are_refused(planted, sizes):
-    with pytest.raises(ValueError, match="sizes are a list of shares of all edges, above 0 and up to 1; found"):
+    with pytest.raises(ValueError, match="sizes= must be a list of shares of all edges, above 0 and at most 1; found"):
         inspect.unwrap(tls.faithfulness)(planted, pd.DataFrame(), task_of(planted), sizes=sizes)
 
 
@@ -378,7 +378,7 @@ def test_a_table_of_other_edges_than_the_circuits_is_refused_or_named(planted):
         tls.faithfulness(planted, at_two, asked)
     twice = pd.concat([table, table])
     assert tls.faithfulness(planted, twice, asked, sizes=[0.1], null=0)["faithfulness"].item() == plain
-    with pytest.raises(ValueError, match="no edge of the table has a value in its column estimate"):
+    with pytest.raises(ValueError, match="the column estimate of the table of edges is empty"):
         tls.faithfulness(planted, table.assign(estimate=np.nan), asked)
     for call in (tls.run_circuit, tls.faithfulness):
         with pytest.raises(ValueError, match="the table of edges was made from other weights than the circuit's model"):
@@ -503,14 +503,14 @@ def test_where_a_screen_knows_no_pairs_it_says_so(planted, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "all edges, and edges to a counterfactual, are of pairs"),
-        ({"measure": "ind"}, "measure='ind' is of one receiver"),
-        ({"replace": "zero"}, "edges are cut to the counterfactual"),
-        ({"replace": "mean"}, "edges are cut to the counterfactual: leave replace='mean' out"),
-        ({"control": "random"}, "the control of a circuit is in faithfulness"),
-        ({"receivers": "L1H0.q", "screen": "gradient"}, "screen='gradient' is of pairs"),
-        ({"receivers": "L1H0.q", "screen": 5}, "screen='gradient' is of pairs"),
-        ({"screen": 0}, "screen is how many edges are chosen, 1 or more, not 0"),
+        ({}, "replace='counterfactual' and receivers=None need paired prompts"),
+        ({"measure": "ind"}, "measure='ind' needs receivers="),
+        ({"replace": "zero"}, "edges are replaced by the counterfactual"),
+        ({"replace": "mean"}, "replace='mean' needs receivers="),
+        ({"control": "random"}, "control= needs receivers="),
+        ({"receivers": "L1H0.q", "screen": "gradient"}, "screen= needs paired prompts"),
+        ({"receivers": "L1H0.q", "screen": 5}, "screen= needs paired prompts"),
+        ({"screen": 0}, "a number of edges, 1 or more, not 0"),
         ({"screen": True}, "screen must be one of None, 'gradient'"),
     ],
 )

@@ -18,7 +18,7 @@ SMALL = {"sum", "div", "sub", "mean", "select"}  # sums over tokens, and what is
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 def test_on_a_device_attention_is_measured_in_float32_and_is_that_of_the_cpu(device, name, end):
     on_cpu, placed = zoo.shared("bridge", name), zoo.bridge(name).to(device)
-    task = tls.tasks.induction(repeated_sequences(attention_view(on_cpu), 4, 8))
+    task = tls.tasks.induction(repeated_sequences(attention_view(on_cpu), n_sequences=4, segment_length=8))
     options = {"senders": ["heads", "mlps", "embedding"], "task": task, "measure": "ind", "control": 2}
     expected = tls.edge_effects(on_cpu, end, **options)
     with Float64Numbers() as computed:

@@ -181,7 +181,7 @@ RETURNED = {
     "no data": (lambda scores: scores.whole().to("meta"), "on meta"),
     "nan": (
         lambda scores: scores.whole() * np.nan,
-        "which are finite; found nan for query 0 and key 0 of row 0, head 1",
+        "finite wherever the key is not masked; found nan for query 0 and key 0 of row 0, head 1",
     ),
     "masked nan": (lambda scores: scores.whole().masked_fill(later(scores), np.nan), "found nan for query 0 and key 1"),
     "seen inf": (
@@ -195,7 +195,7 @@ RETURNED = {
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 def test_anything_but_scores_of_these_heads_is_refused(case, name):
     made, said = RETURNED[case]
-    with pytest.raises(ValueError, match=rf"of\(\) of the part 'own' returns .*\[batch, heads, pos, pos\].*{said}"):
+    with pytest.raises(ValueError, match=rf"of\(\) of the part 'own' must return .*\[batch, heads, pos, pos\].*{said}"):
         ablated(shared("bridge", name), HEADS, Own(made))
     assert torch.equal(zoo.logits(shared("bridge", name)), intact("bridge", name))
 
@@ -253,7 +253,7 @@ def test_a_changed_pair_is_one_that_the_model_does_not_mask():
             return self.made(scores), torch.ones_like(allowed)
 
     assert torch.equal(ablated(model, HEADS, Changing(lambda scores: -scores.whole())), ablated(model, HEADS, Whole()))
-    with pytest.raises(ValueError, match=r"change\(\) of the part 'own' returns .*found shape \(2, 24, 24\)"):
+    with pytest.raises(ValueError, match=r"change\(\) of the part 'own' must return .*found shape \(2, 24, 24\)"):
         ablated(model, HEADS, Changing(lambda scores: -scores.whole()[0]))
 
 
@@ -290,9 +290,9 @@ def test_a_mask_of_ones_own_gets_copies_and_is_checked(name):
         (lambda visible, own: WINDOW.beyond(visible, own).float(), "True and False"),
         (lambda visible, own: WINDOW.beyond(visible, own)[..., :1], "found shape"),
         (lambda visible, own: None, "found NoneType"),
-        (lambda visible, own: visible, "leaves a key to each query; query 0 sees none"),
+        (lambda visible, own: visible, "leave each query a key; query 0 sees none"),
     ):
-        with pytest.raises(ValueError, match=rf"beyond\(\) of the part 'long_range' returns .*{said}"):
+        with pytest.raises(ValueError, match=rf"beyond\(\) of the part 'long_range' must return .*{said}"):
             ablated(model, HEADS, Beyond(made))
 
 
@@ -336,9 +336,9 @@ def test_a_z_of_ones_own_gets_copies_and_is_checked(kind):
     for made, said in (
         (lambda z: z[:1], r"found shape \(1, 24, 2,"),
         (lambda z: z[..., :1], r"found shape \(2, 24, 2, 1\)"),
-        (lambda z: z * np.nan, "which is finite; it is not at position 0 of row 0, head 1"),
+        (lambda z: z * np.nan, "found NaN or infinity at position 0 of row 0, head 1"),
     ):
-        with pytest.raises(ValueError, match=rf"of\(\) of the part 'put' returns what replaces z.*{said}"):
+        with pytest.raises(ValueError, match=rf"of\(\) of the part 'put' must return the replacement for z.*{said}"):
             ablated(model, HEADS, kind(made))
 
 
@@ -360,12 +360,12 @@ class Bound(PARTS.Part):
         (None, "found NoneType"),
         ({7: Whole()}, r"from \[0\]; found 7"),
         ({0: 3}, "found int for layer 0"),
-        ({0: WINDOW}, "acts on 'scores' as acts_on says; found LongRange for layer 0"),
+        ({0: WINDOW}, "each with acts_on = 'scores'; found LongRange for layer 0"),
         ({0: PARTS.Output()}, "found Output for layer 0"),
     ],
 )
 def test_what_a_part_binds_is_checked(found, said):
-    with pytest.raises(ValueError, match=rf"on\(\) of the part 'bound' returns .*{said}"):
+    with pytest.raises(ValueError, match=rf"on\(\) of the part 'bound' must return .*{said}"):
         ablated(shared("bridge", "llama"), HEADS, Bound(found))
 
 
@@ -379,7 +379,7 @@ class FirstLayer(Whole):
 def test_a_sweep_of_a_layer_where_nothing_is_removed_is_refused():
     task = tls.Task(zoo.prompt(), lambda logits, *_: logits[:, -1, 3], predict=-1)
     for settings in ({}, {"screen": "gradient"}):
-        with pytest.raises(ValueError, match="nothing is removed in layer 1: leave its heads out"):
+        with pytest.raises(ValueError, match=r"removes nothing in layer 1 .*: leave the heads of this layer out"):
             tls.ablation_sweep(shared("bridge", "llama"), FirstLayer(), task=task, **settings)
 
 
@@ -415,11 +415,23 @@ class NoSettings(PARTS.Output):
 @pytest.mark.parametrize(
     ("part", "error", "said"),
     [
-        (Nameless(None), TypeError, "the part Nameless needs a name"),
-        (Alone(None), TypeError, r"of\(\) of the part 'own' is a function of scores and pairs, .*found of\(scores\)"),
-        (Elsewhere(None), ValueError, "the part 'own': acts_on is 'scores', 'mask' or 'z'; found 'weights'"),
-        (Controlled(None), TypeError, r"its control is a method, control\(removal, which, seeds\), .*found 'none'"),
-        (Set(None), TypeError, "the part 'own': settings is a property that returns a dictionary; found int"),
+        (Nameless(None), TypeError, "the part Nameless has the name ''"),
+        (
+            Alone(None),
+            TypeError,
+            r"of\(\) of the part 'own' is a function of scores and pairs, .*found \w+\.of\(scores\)",
+        ),
+        (
+            Elsewhere(None),
+            ValueError,
+            "the part 'own' has acts_on = 'weights': write acts_on = 'scores', 'mask' or 'z'",
+        ),
+        (
+            Controlled(None),
+            TypeError,
+            r"has control = 'none': .*'heads' .*, or a method control\(removal, which, seeds\)",
+        ),
+        (Set(None), TypeError, "the part 'own': settings must be a property that returns a dictionary; found int"),
         (NoSettings(), TypeError, r"on\(\) of the part 'output' is a function of view and by_layer"),
     ],
 )
@@ -440,7 +452,7 @@ def test_a_class_without_a_name_is_refused():
         def of(self, scores, pairs):
             return scores.whole()
 
-    with pytest.raises(TypeError, match=r"the part WithoutName needs a name for tables: .*found None"):
+    with pytest.raises(TypeError, match=r"the part WithoutName has the name None: write"):
         tls.ablate(shared("bridge", "llama"), HEADS, WithoutName())
 
 

@@ -121,7 +121,7 @@ def test_an_index_is_read_by_place_in_any_form(given):
 
 @pytest.mark.parametrize("given", [-1, "all but", [], [0.5], None, True])
 def test_what_is_no_mode_is_refused(given):
-    with pytest.raises(ValueError, match="modes are whole numbers from 0 up"):
+    with pytest.raises(ValueError, match="modes= must be a whole number from 0 on"):
         Mode(given)
 
 

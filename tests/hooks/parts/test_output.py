@@ -81,7 +81,7 @@ def test_without_a_reference_the_sequences_of_the_run_are_it(replace):
     expected = {head: z[head].mean(0) if replace == "mean" else z[head][donors] for head in heads}
     with tls.ablate(model, heads, Output(replace)):
         torch.testing.assert_close(logits(model, tokens), with_z(model, expected, tokens), atol=NOISE, rtol=0)
-        with pytest.raises(ValueError, match="this run has one: run several at once, or give reference="):
+        with pytest.raises(ValueError, match=r"this run has one: run several at once, or give Output\(..., reference="):
             logits(model, tokens[:1])
 
 

@@ -328,7 +328,7 @@ def test_hooks_say_what_they_replace():
 LACKING = [
     (
         kind(),
-        r"acts on 'scores' and has no of\(scores, pairs\): write that, or beyond\(visible, own\) and acts_on",
+        r"acts on 'scores' and has no of\(scores, pairs\): write this method, or beyond\(visible, own\) and acts_on",
     ),
     (kind(acts_on="mask", of=lambda self, z, heads, run: z), r"acts on 'mask' and has no beyond\(visible, own\)"),
     (kind(acts_on="z", beyond=lambda self, visible, own: own), r"acts on 'z' and has no of\(z, heads, run\)"),
@@ -340,11 +340,11 @@ LACKING = [
     ),
     (
         kind(acts_on="z", of=lambda self, z, heads, run: z, control=lambda self, removal, which, seeds: 0),
-        "acts on 'z': its control is other heads of the layer, so leave the method control out",
+        "acts on 'z': its control is the same part of other heads, so remove the method control",
     ),
     (
         kind(acts_on="z", of=lambda self, z, heads, run: z, control="scores"),
-        "acts on 'z': its control is 'heads', other heads of the layer; found 'scores'",
+        "acts on 'z' and has control = 'scores': write control = 'heads'",
     ),
     (
         kind(of=lambda self, scores, pairs: scores.whole(), control=lambda self, removal: 0),
@@ -380,7 +380,7 @@ RETURNED = {
     "one head": (lambda z: z[:, :, :1], r"found shape \(2, 24, 1, 12\)"),
     "whole numbers": (lambda z: z.long(), "of torch.int64"),
     "nothing": (lambda z: None, "found NoneType"),
-    "inf": (lambda z: z / 0, "which is finite; it is not at position 0 of row 0, head 1"),
+    "inf": (lambda z: z / 0, "found NaN or infinity at position 0 of row 0, head 1"),
 }
 
 
@@ -388,7 +388,7 @@ RETURNED = {
 def test_anything_but_z_of_these_heads_is_refused(case):
     made, said = RETURNED[case]
     part, model = kind(acts_on="z", of=lambda self, z, heads, run: made(z)), shared("bridge", "llama")
-    named = rf"of\(\) of the part 'own' returns what replaces z, \[batch, pos, heads, d_head\].*{said}"
+    named = rf"of\(\) of the part 'own' must return the replacement for z, \[batch, pos, heads, d_head\].*{said}"
     for into in (None, "L1H0.q"):
         with pytest.raises(ValueError, match=named):
             ablated(model, [(0, 1), (0, 3)], part, into=into)
@@ -435,7 +435,7 @@ def test_a_control_of_another_shape_is_refused():
         def control(self, removal, which, seeds):
             return removal.difference[:, which[:1]]
 
-    with pytest.raises(ValueError, match=r"control\(\) of the part 'whole' returns what is added .*found shape"):
+    with pytest.raises(ValueError, match=r"control\(\) of the part 'whole' must return a change .*found shape"):
         tls.ablation_sweep(shared("bridge", "llama"), Short(), heads="L0", task=task(), control="random", draws=2)
 
 

@@ -165,14 +165,14 @@ def test_a_part_that_removes_nothing_of_a_layer_is_not_bound_there():
 # --- refusals ---
 
 REFUSED = [
-    (lambda: Output("median"), "replace must be None, 'zero', 'mean', 'resample' or 'counterfactual', not 'median'"),
-    (lambda: Output(reference=REFERENCE), "reference goes with replace"),
+    (lambda: Output("median"), "replace= must be None, 'zero', 'mean', 'resample' or 'counterfactual'; found 'median'"),
+    (lambda: Output(reference=REFERENCE), "reference= has no use with replace=None"),
     (lambda: Band(None), "Band needs frequencies"),
-    (lambda: Band("slow"), "a band is one of 'high', 'middle', 'low', or its pairs; not 'slow'"),
-    (lambda: LongRange(0), "window is a whole number of keys from 1"),
-    (lambda: LongRange(2.5), "window is a whole number .* found 2.5"),
-    (lambda: LongRange(True), "window is a whole number .* found True"),
-    (lambda: LongRange(1, sinks=-1), "sinks is a whole number of first tokens from 0"),
+    (lambda: Band("slow"), "'slow'.* is not a band: give 'high', 'middle', 'low'"),
+    (lambda: LongRange(0), "window must be a whole number of keys, 1"),
+    (lambda: LongRange(2.5), "window must be a whole number .* found 2.5"),
+    (lambda: LongRange(True), "window must be a whole number .* found True"),
+    (lambda: LongRange(1, sinks=-1), "sinks must be a whole number of first tokens, 0"),
     (lambda: Output("mean", "").on(view(), {0: [0]}), "reference: "),
 ]
 
@@ -269,7 +269,7 @@ def test_a_part_is_read_under_its_own_name_with_the_attrs_it_was_given(folder, a
 
 def test_a_part_copied_over_another_is_refused_by_name(folder):
     shutil.copy(folder.path / "part0.parquet", folder.path / "part1.parquet")
-    with pytest.raises(IncompatibleCheckpoint, match=r"part1\.parquet holds part0: another job was copied there"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"part1\.parquet holds part0, another job or a file"):
         folder.read("part1")
     assert folder.read("part0")["number"].item() == 0
 
@@ -280,7 +280,7 @@ def test_a_part_without_a_name_is_refused(folder):
     table = read_table(file)
     assert table.attrs.pop("file") == "part0"
     write_table(table, file)
-    with pytest.raises(IncompatibleCheckpoint, match=r"part0\.parquet holds a job without a name.*; remove it"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"part0\.parquet holds a job without a name.*: remove the file"):
         folder.read("part0")
 
 

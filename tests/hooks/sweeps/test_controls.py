@@ -124,7 +124,7 @@ def test_fewer_other_heads_are_drawn_at_random():
         assert row["control_p"] == (1.0 if abs(deltas[1, other]) >= abs(deltas[1, 2]) else 0.5)
         assert row["control_p_floor"] == 0.5
     assert found == {0, 1, 3}
-    with pytest.warns(UserWarning, match=r"draws=50, but .* other heads of the layer, of which there are 3: .* 1 / 4"):
+    with pytest.warns(UserWarning, match=r"draws=50, but .* other heads of the layer, at most 3: .* 1 / 4"):
         assert sweep(model, "output", task=drawn(), heads="L1H2", draws=50).attrs["draws"] == 3
 
 
@@ -144,7 +144,7 @@ def test_a_screened_sweep_has_the_control_of_what_was_measured(monkeypatch):
 def test_a_layer_with_one_head_has_no_other_heads(monkeypatch):
     model = shared("bridge", "llama")
     monkeypatch.setattr(type(attention_view(model)), "n_heads", lambda view, layer: 1 if layer else 4)
-    with pytest.raises(ValueError, match="layer 1: the control of 'output' is other heads of the layer, and there is"):
+    with pytest.raises(ValueError, match="layer 1: the control of 'output' is other heads, and this layer has one"):
         sweep(model, "output", task=drawn())
 
 

@@ -54,9 +54,9 @@ def test_the_control_is_random_sets_of_the_same_layers():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"heads": {}}, "no sets of heads were given"),
+        ({"heads": {}}, "has no sets of heads"),
         ({"heads": {"none": []}}, "the set 'none' has no heads"),
-        ({"heads": SETS, "screen": "gradient"}, "estimates heads one by one"),
+        ({"heads": SETS, "screen": "gradient"}, "estimates single heads"),
         ({"heads": {"all": ["L0"]}, "control": "random"}, "these are all heads of their layers"),
     ],
 )

@@ -189,7 +189,7 @@ def test_several_parts_are_summarised_one_by_one():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda sweep, heads: (sweep, heads.iloc[:-1]), "heads lacks L5H4 of the sweep"),
+        (lambda sweep, heads: (sweep, heads.iloc[:-1]), "the head table lacks L5H4 of the sweep"),
         (lambda sweep, heads: (pd.concat([sweep, sweep]), heads), "a head is in the sweep twice"),
         (lambda sweep, heads: (sweep.iloc[:0], heads), "no measured effect"),
     ],

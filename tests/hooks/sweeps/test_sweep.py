@@ -273,7 +273,10 @@ class Halved(QueryKeyPart):
 @pytest.mark.slow
 def test_parts_of_one_name_do_not_read_each_others_rows(tmp_path):
     model = zoo.shared("bridge", "llama")
-    given = {"task": induction(repeated_sequences(attention_view(model), 2, 12)), "heads": [(0, 1)]}
+    given = {
+        "task": induction(repeated_sequences(attention_view(model), n_sequences=2, segment_length=12)),
+        "heads": [(0, 1)],
+    }
 
     def delta(part, **folder):
         [value] = sweep(model, part, **given, **folder)["delta"]

@@ -154,7 +154,7 @@ def test_harm_is_ranked_by_what_is_better():
     assert set(ranks["note"]) >= {f"L{int(lowest['layer'])}H{int(lowest['head'])}"}
     share = summary[(summary["statement"] == "share_small") & (summary["size_control"] == "none")]["value"].item()
     assert share == (table["delta"].abs() < 0.05).mean()
-    with pytest.raises(ValueError, match="say with small= what a small effect is"):
+    with pytest.raises(ValueError, match="small= has no default for the task"):
         tls.hooks.summarize_sweep(table, heads)
     unsaid = sweep(model, task=tls.Task(UNEQUAL, accuracy, predict=-1), heads=["L0H0", "L0H1"])
     with pytest.raises(ValueError, match="does not say whether a higher value is better"):

@@ -217,7 +217,7 @@ def test_what_needs_a_model_refuses_files_by_name(folder, name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"weights": "all"}, "weights='all' is none of 'model', 'files'"),
+        ({"weights": "all"}, "weights='all' is not known: give 'model' or 'files'"),
         ({"weights": "files", "dtype": "float64"}, "reads weights as they are stored: leave dtype= out"),
         ({"weights": "files", "backend": "bridge"}, "leave backend= out"),
     ],

@@ -92,7 +92,7 @@ def test_no_pass_of_the_library_hands_on_logits_before_its_checks(run):
     view = attention_view(model)
     hooks = ablation_hooks(model, ["L0H1", "L1H2"], "symmetric")
     late = [(view.hook_names(layer)["query"], lambda q, hook: q.flip(1)) for layer in (0, 1)]
-    refused = pytest.raises(EditNotHonored, match="layer 0, head 1: the model's scores are not those of this run's")
+    refused = pytest.raises(EditNotHonored, match="layer 0, head 1: the model's scores do not follow from this run's")
     if run == "run":
         with refused:
             run_until(view, tokens, [*hooks, *late], last=view.hook_names(1)["pattern"])

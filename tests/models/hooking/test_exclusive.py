@@ -128,7 +128,7 @@ def test_half_of_the_hooks_left_by_others_is_told(backend, name):
     model = getattr(zoo, backend)(name)
     with model.hooks(fwd_hooks=ablation_hooks(model, [(0, 1)], "symmetric")):
         model.hook_dict["blocks.0.attn.hook_q"].remove_hooks()
-        with pytest.raises(EditNotHonored, match=r"layer 0: the query of this run was not seen.*reset_hooks"):
+        with pytest.raises(EditNotHonored, match=r"layer 0: the hook on query did not run.*reset_hooks"):
             logits(model)
 
 

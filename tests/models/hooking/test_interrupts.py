@@ -161,7 +161,7 @@ def test_what_takes_long_at_the_entry_is_interrupted(model, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         calls.append(1)
 
-    monkeypatch.setattr(ablation._Asked, "hooks", reference_run)
+    monkeypatch.setattr(ablation._Request, "hooks", reference_run)
     with pytest.raises(Interrupted), ablate(model, [(0, 1)], "output"):
         pass
     assert not calls

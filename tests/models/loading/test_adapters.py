@@ -160,7 +160,7 @@ def described(path, config):
         ({"task_type": "SEQ_CLS"}, UnsupportedArchitecture, "of kind LORA for the task SEQ_CLS; only LoRA of causal"),
         ({"base_model_name_or_path": None}, BadWeights, "does not name the adapter's base"),
         ({}, FileNotFoundError, "is not there: There is no folder or file ./nowhere"),
-        ({"base_model_name_or_path": "tiny-rope"}, UnsupportedArchitecture, "tiny-rope, is no folder or hub model"),
+        ({"base_model_name_or_path": "tiny-rope"}, UnsupportedArchitecture, "tiny-rope, is not a folder or hub model"),
         ("{", BadWeights, "adapter_config.json is no JSON"),
         ("[]", BadWeights, "adapter_config.json holds a list"),
     ],

@@ -36,16 +36,16 @@ TASK = tls.Task(TOKENS, masked_token, predict=[4], counterfactual=PAIRS)
 REFUSED = {
     "ablation_sweep": (lambda m: tls.ablation_sweep(m, "output"), "it sees the next token"),  # its task is induction
     "band_effects": (lambda m: tls.hooks.band_effects(m, "L0H1"), "no rotary positions"),
-    "check_hook": (lambda m: tls.hooks.check_hook(m, None, "L0H1"), "no sum of what heads and MLPs write"),
-    "edge_effects": (lambda m: tls.edge_effects(m, "L1H1.k", task=TASK), "no sum of what heads and MLPs write"),
-    "faithfulness": (lambda m: tls.faithfulness(m, pd.DataFrame(), TASK), "no sum of what heads and MLPs write"),
+    "check_hook": (lambda m: tls.hooks.check_hook(m, None, "L0H1"), "not a sum of what heads"),
+    "edge_effects": (lambda m: tls.edge_effects(m, "L1H1.k", task=TASK), "not a sum of what heads"),
+    "faithfulness": (lambda m: tls.faithfulness(m, pd.DataFrame(), TASK), "not a sum of what heads"),
     "frequency_table": (tls.frequency_table, "has rotary positions"),
     "induction_loss": (tls.tasks.induction_loss, "it sees the next token"),
     "language_loss": (lambda m: tls.tasks.language_loss(m, TOKENS), "it sees the next token"),
-    "ov_attribution": (lambda m: tls.ov_attribution(m, TOKENS[0], "L1H1", 5), "no sum of what heads and MLPs write"),
+    "ov_attribution": (lambda m: tls.ov_attribution(m, TOKENS[0], "L1H1", 5), "not a sum of what heads"),
     "positional_symbolic": (lambda m: tls.positional_symbolic(m, BLOCKS), "a swap of blocks changes what every block"),
-    "qk_attribution": (lambda m: tls.qk_attribution(m, TOKENS[0], "L1H1", 5, 2), "no sum of what heads and MLPs write"),
-    "run_circuit": (lambda m: tls.run_circuit(m, [], TASK), "no sum of what heads and MLPs write"),
+    "qk_attribution": (lambda m: tls.qk_attribution(m, TOKENS[0], "L1H1", 5, 2), "not a sum of what heads"),
+    "run_circuit": (lambda m: tls.run_circuit(m, [], TASK), "not a sum of what heads"),
     "to_spectral": (tls.to_spectral, "has rotary positions"),
 }
 ANSWERED = {
@@ -64,13 +64,13 @@ def test_every_function_of_a_model_is_refused_or_answered():
 MORE_REFUSED = {
     "an edge": (
         lambda m: tls.ablation_hooks(m, "L0H1", "output", into="L1H0.k"),
-        "no sum of what heads and MLPs write",
+        "not a sum of what heads",
     ),
-    "all edges": (lambda m: tls.edge_effects(m, task=TASK), "no sum of what heads and MLPs write"),
+    "all edges": (lambda m: tls.edge_effects(m, task=TASK), "not a sum of what heads"),
     "the next token": (lambda m: tls.evaluate(m, tls.logit_difference(TOKENS, 5, 6)), "it predicts no next token"),
     "values read in W_U": (
         lambda m: tls.head_directions(m, "L0H1", "ov"),
-        "it has no W_U that reads the residual stream",
+        "between its residual stream and W_U stands a nonlinear layer",
     ),
     "far keys": (lambda m: tls.ablation_hooks(m, "L0", tls.parts.LongRange(3)), "long range counts the keys before"),
     "blocks": (lambda m: tls.ablation_hooks(m, "L0", tls.parts.Content(BLOCKS)), "a swap of blocks"),
@@ -101,7 +101,7 @@ def test_what_has_no_answer_is_refused_in_words(name, what):
 @encoders
 def test_patterns_are_of_all_tokens_and_detectors_read_both_sides(name):
     model, length = zoo.shared("bridge", name), 8
-    tokens = repeated_sequences(attention_view(model), 6, length)
+    tokens = repeated_sequences(attention_view(model), n_sequences=6, segment_length=length)
     patterns = recorded(model, ("pattern",), tokens)
     assert float(patterns[0, "pattern"].triu(1).sum((-2, -1)).min()) > 1  # else nothing below differs from a decoder
     found = detect_heads(model, prompts=tokens)
@@ -167,7 +167,7 @@ def test_a_sweep_is_ablation_of_each_head(name):
 @encoders
 def test_a_run_with_a_mask_is_refused_inside_a_block(name):
     model, mask = zoo.shared("bridge", name), (torch.arange(12) < 9).long().expand(4, -1)
-    with tls.ablate(model, "L0H1", "symmetric"), pytest.raises(EditNotHonored, match=r"look for .* padding"):
+    with tls.ablate(model, "L0H1", "symmetric"), pytest.raises(EditNotHonored, match=r"run without .* padding"):
         logits(model, TOKENS, attention_mask=mask)
 
 

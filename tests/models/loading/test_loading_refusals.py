@@ -35,9 +35,9 @@ load = tls.load_model
         ("EleutherAI/pythia-70m", {"checkpoint": 3, "revision": "step3"}, ValueError, "give one of them"),
         ("EleutherAI/pythia-70m", {"checkpoint": -1}, ValueError, "checkpoint=-1 is not a training step"),
         ("EleutherAI/pythia-70m", {"checkpoint": True}, ValueError, "checkpoint=True is not a training step"),
-        ("gpt2", {"backend": "tensor"}, ValueError, "backend='tensor' is none of 'auto', 'bridge', 'hooked'"),
-        ("acme/main@v2", {}, ValueError, "a branch, tag or commit is named apart; give 'acme/main' with revision='v2'"),
-        ("gpt2@main", {}, ValueError, "give 'gpt2' with revision='main'"),
+        ("gpt2", {"backend": "tensor"}, ValueError, "backend='tensor' is not known: give 'auto', 'bridge' or 'hooked'"),
+        ("acme/main@v2", {}, ValueError, "a branch, tag or commit is an argument; give 'acme/main', revision='v2'"),
+        ("gpt2@main", {}, ValueError, "give 'gpt2', revision='main'"),
         ("tiny-rop", {}, ValueError, "; did you mean 'tiny-rope'?"),
         ("smollm2", {}, ValueError, "; did you mean 'smollm2-135m'?"),
         ("tiny rope", {}, ValueError, "; did you mean 'tiny-rope'?"),
@@ -97,11 +97,23 @@ OBJECTS = {
         "LlamaForCausalLM is loaded; it has no revision",
     ),
     "a step": (lambda: load(llama(), checkpoint=3), ValueError, "it has no revision or checkpoint"),
-    "a name as tokenizer": (lambda: load(llama(), tokenizer="gpt2"), TypeError, "tokenizer of transformers, .* str"),
-    "text of a tiny model": (lambda: load("tiny-rope", tokenizer=zoo._tokenizer()), ValueError, "rope knows no text"),
+    "a name as tokenizer": (
+        lambda: load(llama(), tokenizer="gpt2"),
+        TypeError,
+        "'gpt2' is not a tokenizer of transformers",
+    ),
+    "text of a tiny model": (
+        lambda: load("tiny-rope", tokenizer=zoo._tokenizer()),
+        ValueError,
+        "rope was not trained on text",
+    ),
     "a bridge": (lambda: load(zoo.shared("bridge", "llama")), TypeError, "it is a TransformerLens model already"),
-    "a module": (lambda: load(torch.nn.Linear(2, 2)), TypeError, "found Linear; give one of these"),
-    "a body without head": (lambda: load(llama().model), UnsupportedArchitecture, "LlamaModel is no causal language"),
+    "a module": (lambda: load(torch.nn.Linear(2, 2)), TypeError, "found a Linear; give one of these"),
+    "a body without head": (
+        lambda: load(llama().model),
+        UnsupportedArchitecture,
+        "LlamaModel is not a causal language",
+    ),
     "an encoder": (
         lambda: load(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(n_layers=1, dim=12))),
         UnsupportedArchitecture,
@@ -345,7 +357,7 @@ FOLDERS = {
         lambda path: with_tensors(
             with_config(path, architectures=["LlamaForSequenceClassification"]), {"lm_head.weight": None}
         ),
-        loaded=r"lm_head\.weight; .* of a LlamaForSequenceClassification: load the language model that",
+        loaded=r"lm_head\.weight; .* describes a LlamaForSequenceClassification: load the language model that",
     ),
     "a weight of another shape": refused(
         tensors(self_attn__k_proj=lambda value: value[:16].clone()),
@@ -415,12 +427,12 @@ FOLDERS = {
     ),
     "an index that leads out of the folder": refused(
         index_outside("safetensors"),
-        both=r"names \.\./.*, which is no safetensors file beside it; only these are opened",
+        both=r"names \.\./.*, which is not a safetensors file in its folder",
     ),
     "an index of pickles that leads out of the folder": refused(
-        index_outside("pickles"), loaded=r"names \.\./.*, which is no PyTorch file beside it"
+        index_outside("pickles"), loaded=r"names \.\./.*, which is not a PyTorch file in its"
     ),
-    "an index that names pickles": refused(index_of_pickles, both=r"\.bin, which is no safetensors file beside it"),
+    "an index that names pickles": refused(index_of_pickles, both=r"\.bin, which is not a safetensors file in its"),
     "a number for the files": refused(index_of('{"weight_map": 3}'), both=NO_INDEX),
     "an index of nothing": refused(index_of("{}"), both=NO_INDEX),
     "an index that promises too much": refused(

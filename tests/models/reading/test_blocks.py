@@ -211,7 +211,7 @@ def test_a_mixer_beside_heads_writes_what_its_module_puts_out():
 
 def test_a_mixer_that_does_not_exist_is_refused():
     model = hybrid("lfm2")
-    with pytest.raises(BadHead, match="L2MIX does not exist: layer 2 has heads and an MLP alone"):
+    with pytest.raises(BadHead, match="L2MIX does not exist: layer 2 has only heads and an MLP"):
         tls.edge_effects(model, "L5H1.k", senders=["L2MIX"], task="induction")
 
 

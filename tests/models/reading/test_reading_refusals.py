@@ -51,7 +51,7 @@ CLIPPED = r"queries and keys are clipped at 100\.0 \(clip_qkv\)"
         (lambda: attention_view(shared("bridge", "mamba")).layer(0), MAMBA),
         (lambda: qk_operators(shared("bridge", "mamba")), MAMBA),
         (lambda: verify_scores(shared("bridge", "mamba")), MAMBA),
-        (lambda: view_of("gpt2", DOUBLING).layer(1), "layer 1, input norm: Doubling is neither"),
+        (lambda: view_of("gpt2", DOUBLING).layer(1), "layer 1, input norm: Doubling acts neither"),
         # A check prompt on which nothing reaches the limit would not show it.
         (lambda: view_of("llama", {"original_model.config.clip_qkv": 100.0}).raw(0), f"layer 0: {CLIPPED}"),
         (lambda: view_of("mpt_clipped").raw(1), f"layer 1: {CLIPPED}"),
@@ -59,7 +59,7 @@ CLIPPED = r"queries and keys are clipped at 100\.0 \(clip_qkv\)"
         (lambda: view_of("gemma3_with_softcap").raw(0), r"layer 0: Gemma 3 with attn_logit_softcapping=6\.0, which"),
         (
             lambda: view_of("gpt2", BIDIRECTIONAL).layer(0),
-            "layer 0: .* not causal; of encoders BERT and RoBERTa are read",
+            "layer 0: .* not causal; of encoders only BERT and RoBERTa are read",
         ),
         pytest.param(
             lambda: view_of("gpt2", BIDIRECTIONAL, "hooked").layer(0), "layer 0: the attention is bid", marks=hooked

@@ -73,7 +73,7 @@ def assert_same_on_two_devices(name):
     for chosen, part, into in ablations:
         here, there = (ablated(one, chosen, part, on(one, tokens), **into) for one in (cpu, model))
         assert torch.equal(here, there.cpu()), (part, into)
-    task = tls.tasks.induction(repeated_sequences(attention_view(cpu), 3, 6, seed=1))
+    task = tls.tasks.induction(repeated_sequences(attention_view(cpu), n_sequences=3, segment_length=6, seed=1))
     for options in ({"control": "random"}, {"screen": "gradient"}):
         here, there = (tls.ablation_sweep(one, "symmetric", heads=heads, task=task, **options) for one in (cpu, model))
         if "estimate" in here:

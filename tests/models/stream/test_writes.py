@@ -40,7 +40,7 @@ def test_a_residual_stream_that_a_hook_edits_is_no_sum_of_writes(name):
     with model.hooks(fwd_hooks=[halve]), recording(model, points) as seen:
         logits(model)
     checked_writes(view, 1, seen, widened)
-    told = {"residual_after": "the residual stream is no sum", "z": "the attention adds something else"}
+    told = {"residual_after": "the residual stream is not the sum", "z": "the attention's output is not the sum"}
     for point, said in told.items():
         edited = {**seen, names[point]: seen[names[point]] * 1.01 + 0.01}
         with pytest.raises(UnsupportedArchitecture, match=f"layer 1: {said}"):
@@ -51,5 +51,5 @@ def test_a_residual_stream_that_changes_between_two_layers_is_refused():
     model = bridge("llama")
     model.blocks[1].register_forward_pre_hook(lambda block, given: (2 * given[0], *given[1:]))
     require_writes(attention_view(model), [1])
-    with pytest.raises(UnsupportedArchitecture, match="layer 1: its residual stream is not that behind layer 0"):
+    with pytest.raises(UnsupportedArchitecture, match="layer 1: its input is not the residual stream after layer 0"):
         require_writes(attention_view(model), [0])

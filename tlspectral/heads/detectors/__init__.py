@@ -1,9 +1,9 @@
-"""What heads do: attention to the previous token, the duplicate, the token after it (FP section 3), or any pattern.
+"""Functions that read the attention of heads, on random sequences or on prompts.
 
-`relative_position_kernel` gives mean scores by offset, beside what a mean query and key predict, and
-`kernel_prediction` judges that per head. All take random sequences or prompts of one's own.
-`top_pairs` lists the largest weights of each head on text, with the words around them, and `attention_sinks` the keys
-that most later queries of a layer attend to.
+`detect_heads` scores attention to the previous token, an earlier copy, its successor, or any marked keys.
+`relative_position_kernel` gives mean scores by distance, and `kernel_prediction` compares them with a prediction.
+`top_pairs` lists the largest weights on text with the words around them. `attention_sinks` lists keys that many later
+queries attend to.
 """
 
 from tlspectral.heads.detectors.heads import detect_heads

@@ -1,4 +1,4 @@
-"""`attention_sinks`: a table of the keys that many later queries of a layer attend to."""
+"""`attention_sinks`: a table of the keys that most later queries of a layer attend to."""
 
 from typing import Any
 
@@ -26,32 +26,35 @@ ATTENTION_SINKS = Schema(
 
 
 def attention_sinks(model: Any, prompts: Any) -> pd.DataFrame:
-    """Find the keys that many later queries of a layer attend to, on each prompt: one row per layer, prompt and sink.
+    """Find attention sinks: keys that most later queries of a layer attend to. One row per layer, prompt and sink.
 
+    Use it to see which tokens attract attention in every head, before you read mean attention as a preference.
+
+        texts = ["The cat sat on the mat. " * 8, "Once upon a time there was a king. " * 5]
         sinks = tls.heads.attention_sinks(tls.load_model("smollm2-135m"), texts)
-        sinks[sinks["key"] > 0].groupby("layer").size()  # beside the first token
+        sinks[sinks["key"] > 0].groupby("layer").size()  # sinks other than the first token
 
-    A key is a sink of a layer on a prompt if its share exceeds max(.15, 4 / n). The share is its mean attention over
-    the heads of the layer and over the queries that see the key and stand at least 8 tokens behind it (in an encoder:
-    on either side). n is the mean number of keys that these queries see. With fewer than 16 such queries a key is
-    undecided, and not in the table: the last 23 keys of a prompt, and all keys under a window below 24 tokens.
+    A key is a sink if its mean attention (`share`) exceeds max(.15, 4 / n). The mean is over the heads of the layer and
+    over the queries that see the key and stand at least 8 tokens after it (in an encoder, before or after). n is the
+    mean number of keys that these queries see. A key with fewer than 16 such queries is undecided and not in the table:
+    the last 23 keys of a prompt, and all keys under a window below 24 tokens.
 
     Args:
-        model: a TransformerBridge or HookedTransformer. Hooks that are on it stay in force.
-        prompts: in any form that `Task` takes; padding is never counted.
+        model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted.
 
     Returns:
-        DataFrame sorted by layer, prompt and key; the first token of a prompt has a row where it is a sink. Columns:
-        `layer, prompt, key, token, share`. `attrs["sinks"]` has the least share (`least`), the number of keys of all
-        prompts in each layer (`n_keys`), and how many are undecided (`n_undecided`) and sinks (`n_found`): one number
-        if it is the same for all layers, else by layer, `{"L0": 31, ...}`.
+        DataFrame sorted by layer, prompt and key; it includes the first token where it is a sink. Columns: `layer,
+        prompt, key, token, share`. `prompt` and `key` count from 0, `token` is text, `share` is an attention
+        probability. `attrs["sinks"]` has the least share (`least`) and the numbers of keys (`n_keys`), undecided keys
+        (`n_undecided`) and sinks (`n_found`): one number, or a dict such as `{"L0": 31, ...}` where layers differ.
 
     Raises:
-        TypeError, ValueError: prompts that cannot be read (see `Task`).
+        TypeError, ValueError: prompts in none of these forms, empty, or longer than the model allows.
         UnsupportedArchitecture: the model exposes no attention pattern.
 
-    What it does not establish: that the sinks of another prompt stand at the same tokens, or that the model needs them.
-    A layer without a sink can have single heads with one. How the number depends on .15: docs/results/sinks.md.
+    Not established: that other prompts have sinks at the same tokens, or that the model needs them. A single head can
+    have a sink where its layer has none. More: docs/detectors.md, docs/results/sinks.md.
     """
     with measured(model) as view:
         packed = packed_prompts(view, prompts)

@@ -1,4 +1,4 @@
-"""Values by layer that are alike where layers let their queries see the same keys, such as a chance level."""
+"""Chance levels by layer: the score of uniform attention, which is equal in layers whose queries see the same keys."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -10,16 +10,16 @@ from torch import Tensor
 from tlspectral.models.reading.view import AttentionView
 
 ByLayer = float | int | None | dict[str, float | int | None]
-"""A value of all layers, or values by the name of a layer, such as L3. None where it is not known or nothing counts."""
+"""One value for all layers, or a dict from layer name ("L3") to value. None: unknown, or no query counts."""
 
 
 class SeenKeys:
-    """The keys that each query of a prompt sees, without padding: one mask for all layers of equal windows.
+    """The keys that each query sees in a prompt without padding: one mask for all layers with equal windows.
 
     Attributes:
-        masks: [pos, pos] each, on the CPU.
-        mask_of: the place in `masks` of each layer's mask.
-        picked: layers in which an indexer picks, by the tokens, which of the keys a query sees.
+        masks: the different masks [pos, pos], True where the query sees the key, on the CPU.
+        mask_of: for each layer, the index of its mask in `masks`.
+        picked: layers in which an indexer picks keys by the tokens, so that a mask does not say which keys are seen.
     """
 
     def __init__(self, view: AttentionView, n_positions: int):
@@ -37,17 +37,23 @@ class SeenKeys:
             self.mask_of[layer] = place
 
     def uniform(self) -> Float64[Tensor, "masks query key"]:
-        """Return the attention of a head that attends alike to all keys that its queries see."""
+        """Return, for each mask, the attention of a head that gives equal weight to all keys that a query sees: [masks,
+        query, key].
+        """
         seen = torch.stack(self.masks).double()
         return seen / seen.sum(-1, keepdim=True)
 
     def by_layer(self, values: Sequence[float]) -> ByLayer:
-        """Return values that each mask has as `one_or_by_layer` does, None for layers with picked keys."""
+        """Turn one value per mask into one value for all layers, or a dict such as {"L0": .5, "L1": .1} if layers
+        differ.
+
+        Layers in which an indexer picks the keys by the tokens get None.
+        """
         levels = {layer: values[place] for layer, place in self.mask_of.items()}
         return one_or_by_layer(levels | dict.fromkeys(self.picked, nan))
 
 
 def one_or_by_layer(values: Mapping[int, float | int]) -> ByLayer:
-    """Return the value of all layers where they agree, else a value for each by its name. NaN becomes None."""
-    found = {f"L{layer}": None if value != value else value for layer, value in values.items()}
-    return found if len(set(found.values())) > 1 else next(iter(found.values()), None)
+    """Return one value if all layers have the same, else a dict from layer name ("L3") to value. NaN becomes None."""
+    by_name = {f"L{layer}": None if value != value else value for layer, value in values.items()}
+    return by_name if len(set(by_name.values())) > 1 else next(iter(by_name.values()), None)

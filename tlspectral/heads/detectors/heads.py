@@ -1,6 +1,7 @@
-"""`detect_heads`: how much attention a head gives to the previous token, the duplicate, and other marked keys (FP 3).
+"""`detect_heads`: attention of each head to the previous token, an earlier copy, its successor, and other marked keys.
 
-By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
+Default sequences are [BOS, r, r]: a random segment r and its copy; the queries are the tokens of the copy. The scores
+come from "Fingerprint, Not Blueprint" (FP), section 3.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
 from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
@@ -45,15 +46,16 @@ from tlspectral.tasks.repeated import (
 
 BATCH = 25
 FIRST_STOP = 25
-"""Sequences after which the standard errors are first compared with `max_se`; then after twice as many, and so on."""
+"""Number of sequences after which errors are first compared with `max_se`; then after twice as many, and so on."""
 NULL_SEQUENCES, _NULL_TOKENS = 16, 2**12
-"""Sequences that scores are compared with their null on, as far as they have so many tokens together."""
+"""Most sequences, and most tokens in them, on which scores are compared with the null."""
 
 Pattern = Callable[[Tensor], Any] | Any
-"""Keys that count for a query: weights [pos, pos], a function of a prompt's ids that returns them, or a name."""
+"""Keys that count for a query: weights [pos, pos], a function from a prompt's ids to such weights, or a name."""
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
+    """Return three columns for the score `name`: its mean (with the text `meaning`), `_se` and `_p`."""
     return columns(f"""
         {name}    | attention probability | {meaning}
         {name}_se | attention probability | Its standard error over distinct sequences; NaN below two that count.
@@ -62,6 +64,9 @@ def _scored(name: str, meaning: str) -> tuple[Column, ...]:
 
 
 def _at_times(name: str, meaning: str) -> tuple[Column, ...]:
+    """Return three columns for the score `name`, its mean (with the text `meaning`), `_se` and `_p`, that only some
+    tables have.
+    """
     return tuple(replace(column, always=False) for column in _scored(name, meaning))
 
 
@@ -136,92 +141,53 @@ def detect_heads(
     null_draws: int = 0,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Measure the attention of every head on random repeated sequences, or on prompts of your own.
+    """Measure each head's attention to the previous token, to the same token before, and to the token that followed it.
+
+    Use it to find previous-token, duplicate-token and induction heads, on random sequences or on prompts of your own.
 
     >>> import tlspectral as tls
     >>> scores = tls.detect_heads(tls.load_model("tiny-rope"), n_sequences=8)
     >>> scores.loc[scores["prev"].idxmax(), "name"]
     'L0H3'
 
-    On sequences [BOS, r, r] with a segment of L tokens, queries are positions L+1 .. 2L and the mass is read on p - 1
-    (`prev`), p - L (`dup`, the same token before) and p - L + 1 (`ind`, the token that followed it). On `prompts`,
-    queries are all real tokens from position 2 on, and the mass is read on the token before (`prev`), on all earlier
-    tokens equal to the query's (`dup`, over the queries that have one), on the tokens that followed these (`ind`) and
-    on the query's own (`self`). Prompts that are token ids [sequences, 1 + 2 L], an opening token, a segment of two or
-    more and the same segment again in every row, are measured as drawn sequences are. Hooks on the model stay in force.
-
-    On prompts the table also says how widely a head attends (`entropy`), how far (`distance`) and how much to the first
-    token (`start_share`). Many heads attend to that token when they have nothing to do, and then `distance` says how
-    often they do so. `entropy_sinkless` and `distance_sinkless` are therefore of all other keys. They are ratios of
-    sums over all prompts, so that a prompt in which the head attends to the first token alone hardly counts. With
-    `sinks="found"`, `entropy_no_sinks` and `distance_no_sinks` leave out every key that is a sink instead.
-
-    After 25, 50, 100, ... drawn sequences the standard errors are looked at, and no more are run once the largest of
-    `prev`, `dup`, `ind` and the pattern over all heads of the model is below `max_se`: the table is then of so many
-    sequences. In SmolLM2-135M 25 suffice, and scores differ from the scores of 200 by at most .022. Errors after such a
-    stop are too small for heads that fire in few sequences: a head that attends fully in 2 % of them reads .010 in the
-    mean, and .02 lies more than two errors away in 61 % of the seeds (docs/cautions.md has more rows).
-
-    With `null_draws` each score also gets a p: how often a head that reads its keys from random directions reaches it.
-    W_K becomes O W_K, O a Haar-random rotation of the residual stream, and all else stays. Score and draws are compared
-    on the first 16 sequences (of prompts beyond 256 tokens, on as many as have 4,096 tokens together). P of many heads
-    need a correction, `tls.stats.benjamini_hochberg`.
-
-    For an encoder, whose queries see later keys, there is also the mass on the token after the query (`next`), on the
-    same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered.
-
-        tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
+    Random sequences are [BOS, r, r], with L tokens in r. For a query at position p of the copy, `prev` is attention to
+    p - 1, `dup` to p - L (same token), `ind` to p - L + 1 (its successor).
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        n_sequences: sequences drawn, at most; standard errors are over those that are run.
-        max_se: the standard error below which no more sequences are run; None runs all. With `prompts` all are run.
+        model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.
+        n_sequences: number of random sequences, at most.
+        max_se: stop after 25, 50, 100, ... sequences once all standard errors are below it. None: run all.
         segment_length: L, at most (n_ctx - 1) // 2.
-        prompts: in place of the drawn sequences, in any form that `Task` takes: strings, token ids, lists of unequal
-            length, or a tokenizer's batch with its `attention_mask`. Padding is never counted. Equal prompts are one
-            observation, with a warning: means are over all, errors over the distinct ones.
-        pattern: keys that queries are scored on: weights, or 0 and 1, [pos, pos] for all sequences or [sequences, pos,
-            pos], where positions count from the first real token; or a function from the token ids of a sequence,
-            [pos], to [pos, pos]; or the name of one, on queries from position 2 on: `"previous_token"`, `"next_token"`
-            (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
-        sinks: "found" adds columns without all sinks of the layer, which a run of its own finds first
-            (`tls.heads.attention_sinks`). It needs `prompts` that are no repeated segments.
-        null_draws: draws of the null, 0 for none. The smallest possible p is 1 / (null_draws + 1), `attrs["p_floor"]`.
-            Memory does not grow with them; a draw takes about as long as the model's attention on 16 sequences.
-        seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
+        prompts: in place of random sequences: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch.
+            All are run; padding and repeated prompts do not count.
+        pattern: keys to score: "previous_token", "next_token", "duplicate", "induction", "first_token", "local" (2 to 8
+            back) or "self"; weights [pos, pos] or [sequences, pos, pos]; or a function from token ids [pos] to weights.
+        sinks: "found" adds columns without the layer's attention sinks (`tls.heads.attention_sinks`). Needs `prompts`.
+        null_draws: random heads per layer for the `_p` columns. Default: 0, no p.
+        seed: seed of the random sequences and of the null.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
-        ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
-        pattern_p?`; on other prompts also `self` and the columns on how widely a head attends, which
-        `tls.tables.describe_table("detect_heads.prompts")` lists. A p is NaN where none of the compared sequences
-        counts. `attrs` hold where the model came from, with hashes of its weights, L, `max_se`, the number of sequences
-        that were run, the opening token, `reliability`, the rank correlation over heads of each score between even and
-        odd distinct sequences, `user_hooks`, as in `analyze_heads`, and `chance`: what uniform attention to the keys
-        that a query sees would score. It is one number, or a dictionary by score: on other prompts, with a pattern,
-        and where a layer's window is shorter than the sequences. A score whose chance differs between layers has a
-        dictionary by layer there, `{"L0": .13, "L1": .05}`. With a dictionary `n_counted` says how many sequences have
-        a query for a score. With a null also `null_draws`, `p_floor`, the smallest possible p, and
-        `null_sequences`, how many are compared; with `sinks` also `sinks`, as in `attention_sinks`.
+        DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?,
+        dup, dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
+        pattern?, pattern_se?, pattern_p?`. Scores are mean attention probabilities, 0 to 1 (`prev_first`: `prev` in the
+        first r); `_se` is the standard error over sequences; `_p` the share of random heads, with the head itself, that
+        reach the score. For `prompts`, `tls.tables.describe_table("detect_heads.prompts")` lists more.
+        `attrs["chance"]`: the scores of uniform attention.
 
     Raises:
-        ValueError: fewer than two sequences are drawn, a `max_se` that is not above 0, or a pattern of another shape,
-            without a mark, or with a key after its query; `sinks` on repeated segments, or where no key is decided.
-        TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
-        UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
-        ScoreMismatch: with `null_draws`, a layer's weights do not give its pattern (sinks, hooks, an open `ablate`).
+        ValueError, TypeError: prompts or a pattern that cannot be read, fewer than two sequences, `max_se` not above 0,
+            or `sinks` without prompts that have a key to judge.
+        UnsupportedArchitecture: the model exposes no attention pattern, or, for a null, a layer cannot be read.
+        ScoreMismatch: for a null: a layer's weights do not give its attention (learned sinks, hooks, an open `ablate`).
 
-    What it does not establish: on random sequences, what the head does on text; on any, that the model needs it, or
-    that the head looks for the token and not for its content. Errors say nothing of other prompts or another seed of
-    the model. A small p does not say that the score is large, and the chance level of `prev_first` differs from that
-    of `prev`, since its queries see fewer keys.
+    Not established: what the head does on other text, or that the model needs it. More: docs/detectors.md.
     """
     null_draws = counted(null_draws, 0, "null_draws is how many draws the null has, 0 for no null")
     require_max_se(max_se)
     without_sinks = asked_for_sinks(sinks)
     with measured(model) as view:
         if prompts is None:
-            repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
+            repeated = repeated_sequences(view, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
             sequences, distinct = even_rows(repeated), None
         else:
             max_se = None
@@ -234,20 +200,20 @@ def detect_heads(
                 warn_caller(note.message)
             sequences = replace(sequences, notes=(*sequences.notes, *equal))
             distinct = numbers if equal else None
-        found = None
+        layer_sinks = None
         if without_sinks:
             if repeated is not None:
                 raise ValueError(
-                    'sinks="found" adds columns on how widely heads attend to prompts of your own, and repeated '
-                    "segments [BOS, r, r] have no such columns: give prompts= of another kind, or leave sinks out"
+                    'sinks="found" needs prompts of your own, not repeated segments [BOS, r, r]: give text or other '
+                    "token ids as prompts=, or leave sinks out"
                 )
-            found = found_sinks(view, sequences, view.layers, sequences_at_once(view, sequences.tokens.shape[1]))
-            found.require(view.layers)
+            layer_sinks = found_sinks(view, sequences, view.layers, sequences_at_once(view, sequences.tokens.shape[1]))
+            layer_sinks.require(view.layers)
         table = measured_detectors(
             view,
             sequences,
             on_prompts=repeated is None,
-            sinks=found,
+            sinks=layer_sinks,
             max_se=max_se,
             distinct=distinct,
             pattern=pattern,
@@ -270,10 +236,13 @@ def measured_detectors(
     null_draws: int = 0,
     seed: int,
 ) -> pd.DataFrame:
-    """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`.
+    """Return the table of `detect_heads`: a row per head with its mean attention to marked keys, without the model's
+    origin in the attrs.
 
-    With `sinks` of these prompts there are columns without them. `distinct` has one number for equal sequences, which
-    are one observation; None: all are observations.
+    `sequences` are repeated segments [BOS, r, r], or prompts if `on_prompts`. `sinks` are the attention sinks of these
+    prompts. `max_se` is the standard error at which the run stops; None: all are run. `distinct` has one number for
+    equal sequences, which count as one observation; None: all differ. `pattern` marks more keys (a name, weights, or a
+    function of token ids). `null_draws` is the number of random heads for p; 0: no p.
     """
     tokens = sequences.tokens
     copies = None if distinct is None else torch.tensor(np.bincount(distinct)[distinct]).double()
@@ -283,7 +252,8 @@ def measured_detectors(
     if length is None:
         no_key = torch.zeros(tokens.shape[1], tokens.shape[1])
         patterns: dict[str, Any] = {
-            name: one.pattern if view.causal or one.in_encoders else no_key for name, one in DETECTORS.items()
+            name: detector.pattern if view.causal or detector.in_encoders else no_key
+            for name, detector in DETECTORS.items()
         }
         patterns["self"] = "self"
         patterns |= {} if view.causal else {"next": "next_token"}
@@ -295,7 +265,7 @@ def measured_detectors(
     marks = Marks(sequences, [*patterns.values()], seen, causal=view.causal)
     if max_se is None:
         stop: tuple[float, list[int]] | None = None
-    else:  # an encoder has no key for `ind`, and so never an error
+    else:  # without `ind` of an encoder, which has no key and so no error
         stop = (
             max_se,
             [
@@ -309,20 +279,20 @@ def measured_detectors(
         statistics = _statistics(view, sequences, marks.scorer, shown.update, copies, halves % 2 == 1, stop, spread)
     attrs = {"n_sequences": statistics.n_run} | attrs
     if pattern is not None and not statistics.n_counted[-1]:
-        raise ValueError("pattern marks no key of any sequence")
+        raise ValueError("pattern= gives no key a weight in any sequence: give weights that are not all 0")
     uniform = torch.cat(marks.uniform, dim=-1).sum(-1) / statistics.n_counted
     chance: Any = {name: seen.by_layer(level) for name, level in zip(names, uniform.T.tolist(), strict=True)}
     if length is not None:
         chance = _chance_of_detectors(length, seen) | ({} if pattern is None else {"pattern": chance["pattern"]})
         first = chance["prev"]
         if isinstance(first, float) and all(level == first for level in chance.values()) and pattern is None:
-            chance = first  # one number for all detectors and layers
+            chance = first  # one number for all scores and layers
     if spread is not None:
         chance |= spread.uniform(seen)
     if isinstance(chance, dict):
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
-    if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
+    if null_draws:  # after `marks.uniform` was read, because the scorer adds to it
         n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _NULL_TOKENS // tokens.shape[1]))
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
         attrs |= {"p_floor": draws_floor(null_draws)}
@@ -342,19 +312,28 @@ def measured_detectors(
 
 
 def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
-    """Return what uniform attention puts on the one key of each detector, averaged over the copy of L tokens."""
+    """Return a dict from detector ("prev", "dup", "ind") to its chance: the mean uniform attention on the detector's
+    key.
+
+    The mean is over the queries of a copy of `length` tokens. A value is one number, or a dict by layer if layers
+    differ.
+    """
     chance: dict[str, ByLayer] = {}
     for name in DETECTORS:
-        on_key = [one[detector_pairs(name, length)] for one in seen.uniform().numpy()]
+        on_key = [attention[detector_pairs(name, length)] for attention in seen.uniform().numpy()]
         # A mean of equal numbers, as in an encoder, can differ from them in the last bit.
-        chance[name] = seen.by_layer([float(one.mean() if np.ptp(one) else one[0]) for one in on_key])
+        chance[name] = seen.by_layer(
+            [float(attention.mean() if np.ptp(attention) else attention[0]) for attention in on_key]
+        )
     return chance
 
 
 def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str]) -> dict[str, float | None]:
-    """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.
+    """Return a dict from score to its reliability: the Spearman correlation, over heads, of the means of even and odd
+    sequences.
 
-    It concerns the order of all heads, most of which are near chance. None for fewer than three heads or equal scores.
+    `halves` has these means, `names` the scores. The number concerns the order of all heads, most of which are near
+    chance. None for fewer than three heads or equal scores.
     """
     reliability: dict[str, float | None] = {}
     for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):
@@ -366,7 +345,15 @@ def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[
 
 
 class _Statistics(NamedTuple):
-    """Scores of all heads over the sequences that count, of which there are `n_counted` for each score."""
+    """Scores of all heads. Arrays have one column per head.
+
+    Attributes:
+        layer, head: the heads.
+        mean, error: mean of each score over the sequences that count, and its standard error.
+        halves: means over even and over odd sequences.
+        n_counted: number of sequences that count for each score.
+        n_run: number of sequences that were run.
+    """
 
     layer: Int[np.ndarray, "heads"]
     head: Int[np.ndarray, "heads"]
@@ -378,8 +365,8 @@ class _Statistics(NamedTuple):
 
 
 def sequences_at_once(view: AttentionView, width: int) -> int:
-    """Return how many sequences of a width run together where attention alone is read."""
-    by_tokens = 2 * batch_on(view.device).tokens // width  # no logits are made
+    """Return how many sequences of `width` tokens run together when only attention is read."""
+    by_tokens = 2 * batch_on(view.device).tokens // width  # twice as many, because no logits are computed
     return max(1, min(BATCH, by_tokens, rows_of_scores(view, width)))
 
 
@@ -393,13 +380,13 @@ def _statistics(
     stop: tuple[float, list[int]] | None,
     spread: Spread | None,
 ) -> _Statistics:
-    """Return mean and standard error of each score, and the means over even and over odd sequences (`in_odd`).
+    """Run the sequences and return the scores of all heads: means, standard errors, and numbers of sequences.
 
-    `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
-    patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
-    one observation, and the error is as in `tasks.metric_value.standard_error`. None: all are observations. `stop`:
-    the standard error below which no more sequences are run, and the scores whose errors have to be below it. `spread`
-    reads the same patterns.
+    Attention is reduced in hooks and never stored. `scorer(rows)` returns a function from attention to scores, and a
+    mask of the sequences that count. `advance` is called with the number of sequences done. `copies`: number of
+    sequences equal to each (itself included), which count as one observation; None: all differ. `in_odd` marks the odd
+    half, for reliability. `stop`: the standard error at which to stop, and the indices of the scores that must reach
+    it; None: run all. `spread` reads the same attention.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads]
     reduce_batch: Reduce
@@ -415,8 +402,8 @@ def _statistics(
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
     by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []
-    # The errors are looked at after FIRST_STOP sequences, then each time that their number has doubled, so that a run
-    # which stops early has looked only a few times.
+    # Errors are compared with `max_se` after FIRST_STOP sequences and after each doubling: few looks, because each look
+    # is one more chance to stop too early.
     next_look = n_sequences if stop is None else min(FIRST_STOP, n_sequences)
     n_run = 0
     while True:
@@ -425,7 +412,7 @@ def _statistics(
         reduce_batch, counts = scorer(rows)
         run_until(view, sequences.tokens[rows], hooks, last=hooks[-1][0])
         for layer in view.layers:
-            # `run_until` has seen the last layer's pattern alone: an earlier layer can hand on none.
+            # `run_until` waits only for the last layer; an earlier layer may return no pattern.
             if layer not in of_batch:
                 raise UnsupportedArchitecture(
                     f"layer {layer}: the attention never returned its pattern; "
@@ -435,7 +422,7 @@ def _statistics(
         if spread is not None:
             spread.end_batch(rows)
         scores = torch.cat([of_batch.pop(layer) for layer in view.layers], dim=-1)
-        # Even and odd sequences apart: their difference is the reliability of a score.
+        # Even and odd sequences apart, for the reliability of a score.
         by_half = by_half + torch.stack([scores[:, half].sum(1) for half in (~odd, odd)])
         sizes = sizes + torch.stack([counts[:, half].sum(1) for half in (~odd, odd)])
         square = square + scores.square().sum(1)
@@ -456,7 +443,7 @@ def _statistics(
         if n_run == n_sequences or (stop is not None and bool(((variance / count)[stop[1]] < stop[0] ** 2).all())):
             break
         next_look = min(2 * next_look, n_sequences)
-    # Equal sequences are one observation: the variance is over distinct ones, each weighted by its number of copies.
+    # Equal sequences are one observation: the variance is over distinct sequences, weighted by their copies.
     if copies is not None:
         first, second, times, n_distinct = by_row[0], by_row[1], by_row[2][:, None], by_row[3].round()[:, None]
         squares = second - 2 * mean * first + mean.square() * times
@@ -473,6 +460,8 @@ def _statistics(
 
 
 def require_max_se(max_se: float | None) -> None:
-    """Raise ValueError for a standard error that no sequence can reach."""
+    """Raise ValueError if `max_se` is a number that is not above 0."""
     if max_se is not None and not max_se > 0:
-        raise ValueError(f"max_se is a standard error above 0, or None to run all n_sequences; found {max_se!r}")
+        raise ValueError(
+            f"max_se={shown(max_se)}: give a standard error above 0, such as 0.02, or None to run all n_sequences"
+        )

@@ -1,6 +1,5 @@
-"""`relative_position_kernel`: mean attention scores by how far the key lies behind the query.
-
-Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
+"""Mean attention scores by distance (`relative_position_kernel`), and how well a head's mean query and key predict
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import earlier_calls, warn_caller
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -65,62 +64,49 @@ KERNEL_PREDICTION = Schema(
 )
 
 
+@earlier_calls("offsets")
 def relative_position_kernel(
     model: Any,
     heads: Heads | None = None,
     prompts: Any = None,
-    offsets: Iterable[Any] | None = None,
     *,
+    offsets: Iterable[Any] | None = None,
     reference: Any = None,
 ) -> pd.DataFrame:
-    """Return the mean attention score by how far the key lies behind the query (FP section 7, figure 3).
+    """Return each head's mean attention score by distance from query to key ("Fingerprint, Not Blueprint", section 7).
+
+    Use it to see which distances a head prefers.
 
     >>> import tlspectral as tls
     >>> kernel = tls.relative_position_kernel(tls.load_model("tiny-rope"), "L0H3")
     >>> int(kernel.loc[kernel["score"].idxmax(), "offset"])
     -1
 
-    Scores are captured as the model computes them, scaled and before the softmax, so that inside `ablate(...)` they are
-    the ablated model's. The mean is over sequences and all queries that have such a key unmasked; later keys,
-    which an encoder sees, are left out. Where a bridge computes attention itself (GPT-J, OPT, GPT-Neo, BERT,
-    tiny-rope), the scores are rebuilt from the weights and the layer's input in float64, and their softmax has to be
-    the model's pattern.
-
-    `predicted` is the score of the mean query with the mean key at that distance: `Re sum_t q_t conj(k_t)
-    exp(i theta_t D)` over rotary pairs, plus the non-rotary columns, times the model's scale. Queries and keys
-    are those that the model rotates: with biases, after a query/key norm, with gain and phase of a spectral layer. They
-    are taken from other prompts than those that `kernel_prediction` judges on. A softcap is applied to the sum.
-    Hooks on the scores, such as `ablate` puts on for parts of the scores, leave `predicted` as it is; hooks on queries
-    and keys change it.
-
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: as in `ablate`; None is every head. All are measured in one pass, in memory that does not grow with the
-            number of prompts.
-        prompts: in any form that `Task` takes: strings, ids [sequences, pos], or a tokenizer's batch, whose padding is
-            not counted. None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
-        offsets: positions of the key less the query's, 0 or negative; None is -20 (or as far as prompts reach)
-            to 0.
-        reference: prompts that the mean query and key are taken over. None: half of the distinct `prompts`, by a fixed
-            seed.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            48 sequences of BOS and 95 random ids.
+        offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
+        reference: prompts for the mean query and key. Default: half of the distinct `prompts`, by a fixed seed.
 
     Returns:
-        DataFrame, offsets ascending. Columns: `layer, head, name, offset, score, predicted`. There is no prediction in
-        layers without rotary positions, whose mean query and key give the same score at every distance (ALiBi's slope
-        and learned positions are left out); where a prompt is longer than frequencies or score scale hold; and for one
-        distinct prompt without a reference. `attrs` say which model and weights, `n_reference`, how many distinct
-        prompts the means are over, and `n_judged`, how many gave none.
+        DataFrame with a row per head and offset, sorted by layer, head and offset. Columns: `layer, head, name, offset,
+        score, predicted`. `score` is the mean of the model's own scores, scaled and before the softmax (logits); inside
+        `ablate(...)` it is the ablated score. `predicted` is the score of the head's mean query with its mean key at
+        that distance: NaN without rotary positions, for prompts beyond the valid length, and for a single distinct
+        prompt without `reference`. `attrs` hold the model and weights, `n_reference` (distinct prompts of the means)
+        and `n_judged` (the rest).
 
     Raises:
-        BadHead: a head that does not exist.
-        ScoreMismatch: rebuilt scores do not give the model's pattern, or the model does not rotate by frequencies.
-        EditNotHonored: a layer whose scores are rebuilt has hooks on z, such as an ablation there puts on.
-        ValueError, TypeError: prompts that cannot be read (see `Task`), or offsets that no prompt has.
+        BadHead: a head does not exist.
+        ScoreMismatch: rebuilt scores do not give the model's pattern, or the model does not rotate by its frequencies.
+        EditNotHonored: an ablation edits z in a layer whose scores are rebuilt.
+        ValueError, TypeError: prompts in none of these forms, or no prompt has these offsets.
 
-    What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
-    softmax sees only differences within a query's row. That `predicted` follows `score` is nearly an identity of means:
-    they differ only by what queries and keys at a distance have in common beyond their means, and by the dependence
-    of the means on the position. It needs activations, so it says nothing from weights alone.
+    Not established: that the head attends by position; contents contribute to the mean. `predicted` close to `score` is
+    nearly an identity of means and explains nothing. More: docs/preferences.md.
     """
     with measured(model) as view:
         rows: list[tuple[Any, ...]] = []
@@ -137,58 +123,69 @@ def relative_position_kernel(
         return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(), **counts})
 
 
+@earlier_calls("offsets")
 def kernel_prediction(
     model: Any,
     heads: Heads | None = None,
     prompts: Any = None,
-    offsets: Iterable[Any] | None = None,
     *,
+    offsets: Iterable[Any] | None = None,
     reference: Any = None,
 ) -> pd.DataFrame:
-    """Judge, per head, how its mean query and key predict its kernel on other prompts, and which frequencies do it.
+    """Measure how well a head's mean query and key predict its mean scores by distance, and which frequencies they use.
 
-        row = tls.heads.kernel_prediction(model, "L16H0").iloc[0]
-        band = tls.parts.Band(range(row["first"], row["last"] + 1))
-        with tls.ablate(model, row, band):
-            moved = tls.relative_position_kernel(model, row)  # without its peak
+    Use it to find the rotary frequencies behind a preferred distance; then remove them with `ablate`.
+
+    >>> import tlspectral as tls
+    >>> row = tls.heads.kernel_prediction(tls.load_model("tiny-rope"), "L0H3").iloc[0]
+    >>> int(row["peak"]), int(row["predicted_peak"]), row["band"]
+    (-1, -1, 'high')
 
     Args:
-        model, heads, prompts, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
-            over half of the distinct prompts, and scores are from the other half. A prompt that is equal to one in
-            `reference`, or is the beginning of one, is not judged on.
+        model: a TransformerBridge or HookedTransformer.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            48 sequences of BOS and 95 random ids.
+        offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
+        reference: prompts for the mean query and key. Default: half of the distinct prompts; the prediction is judged
+            on the other half. A prompt in `reference` (or the beginning of one) is not judged on.
 
     Returns:
         DataFrame, one row per head. Columns: `layer, head, name, r, peak, predicted_peak, share_high, share_middle,
-        share_low, band, first, last`. Frequencies are numbered as in `band_effects`: sorted from fast to slow, the
-        order of an ordinary model's pairs. NaN where there is no prediction. `attrs` as in `relative_position_kernel`.
+        share_low, band, first, last`. `r` is Pearson's correlation, over offsets, of the mean score with its
+        prediction; `peak` and `predicted_peak` are the offsets (tokens) where these are largest. `share_high`,
+        `share_middle`, `share_low` are the shares of the fast, middle and slow third of the frequencies in the variance
+        of the prediction; `band` names the largest. Its frequencies are `first` to `last`, counted from fast to slow,
+        for `tls.parts.Band(range(first, last + 1))`. NaN without a prediction. `attrs`: `n_reference`, `n_judged`
+        (numbers of prompts).
 
     Raises:
-        BadHead: a head that does not exist.
-        ScoreMismatch, EditNotHonored: as in `relative_position_kernel`.
-        ValueError, TypeError: one distinct prompt without a reference, no prompt that is not in `reference`, prompts
+        BadHead: a head does not exist.
+        ScoreMismatch: rebuilt scores do not give the model's pattern, or the model does not rotate by its frequencies.
+        EditNotHonored: an ablation edits z in a layer whose scores are rebuilt.
+        ValueError, TypeError: a single distinct prompt without `reference`, no prompt outside of `reference`, prompts
             that cannot be read, or offsets that no prompt has.
 
-    What it does not establish: a mechanism. A large r is nearly an identity of means (see `relative_position_kernel`).
-    It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them,
-    nor that the head needs a band: drop it (`ablate`, `tls.parts.Band`) to see. Offsets are no independent cases, so r
-    has no p.
+    Not established: a mechanism. A large r is nearly an identity of means, offsets are not independent (so r has no p),
+    and only an ablation shows that the head needs a band. More: docs/preferences.md.
     """
     with measured(model) as view:
         kernels, back, counts, left_out = _measured(view, heads, prompts, offsets, reference)
         if kernels and not counts["n_reference"]:
             raise ValueError(
-                "one prompt cannot give the means and be judged on: give several prompts, or others as reference= "
-                "(equal prompts are one)"
+                "one distinct prompt is not enough: the prediction is judged on other prompts than the means are taken "
+                "from. Give several different prompts, or give reference="
             )
         if kernels and not counts["n_judged"]:
             raise ValueError(
-                "no prompt is left to judge on: each gave the means or is the beginning of one that did; give "
-                "other prompts"
+                "no prompt is left to judge the prediction on, because all are in reference= or begin a prompt there: "
+                "give other prompts="
             )
         if left_out:
             warn_caller(
-                f"{len(left_out)} prompts are in reference= too, or are the beginning of one there, such as prompt "
-                f"{left_out[0]}: no prediction is judged on them"
+                f"{len(left_out)} prompts, such as prompt {left_out[0]}, are also in reference= or begin a prompt of "
+                "reference=: the prediction is not judged on them"
             )
         rows = [row for kernel in kernels for row in _judged(kernel, back)]
         table = pd.DataFrame(
@@ -201,10 +198,13 @@ def kernel_prediction(
 def _measured(
     view: AttentionView, heads: Heads | None, prompts: Any, offsets: Iterable[Any] | None, reference: Any
 ) -> tuple[list[LayerKernels], list[int], dict[str, Any], list[int]]:
-    """Return the kernels by layer, the distances as columns have them (far to near), and `attrs` of the prompts.
+    """Run the prompts; return the kernels by layer, the distances (far to near), counts for the attrs, and the prompts
+    not judged.
 
-    Equal prompts go to one half together. A prompt is not judged on if it is among those that gave the means, or is the
-    beginning of one, since its queries and keys are then in the means. Those that are so in `reference` come last.
+    `heads`: names of heads or None (all). `prompts`: those whose scores are averaged; None: random ids. `offsets`: key
+    position less query position; None: -20 to 0. `reference`: prompts for the mean query and key; None: half of the
+    distinct prompts. Equal prompts go to the same half. A prompt is not judged if it gave the means or begins a prompt
+    that did, because its queries and keys are then in the means. The last result lists such prompts for a `reference`.
     """
     chosen = heads_by_layer(view, heads)
     if not chosen:
@@ -215,39 +215,47 @@ def _measured(
     notes = equality_notes(distinct, "they give the means together or are judged on together, and means are over all")
     averaged, n_distinct = torch.zeros(len(distinct), dtype=torch.bool), int(distinct.max()) + 1
     if reference is None:
-        others, n_reference = None, n_distinct // 2
+        reference_prompts, n_reference = None, n_distinct // 2
         half = torch.randperm(n_distinct, generator=torch.Generator().manual_seed(0))[:n_reference]
         averaged = torch.isin(torch.from_numpy(distinct), half)
         known = within(view, packed, PackedTokens(packed.tokens[averaged], packed.lengths[averaged]))
     else:
-        others = packed_prompts(view, reference)
-        n_reference = int(distinct_rows([others], [()] * len(others.tokens)).max()) + 1
-        known = within(view, packed, others)
+        reference_prompts = packed_prompts(view, reference)
+        n_reference = int(distinct_rows([reference_prompts], [()] * len(reference_prompts.tokens)).max()) + 1
+        known = within(view, packed, reference_prompts)
     for note in notes:
         warn_caller(note.message)
     counts = {"n_reference": n_reference, "n_judged": len({*distinct[~known.numpy()].tolist()})}
     counts |= replace(packed, notes=(*packed.notes, *notes)).noted
     left_out = [] if reference is None else known.nonzero().flatten().tolist()
-    return measured_kernels(view, chosen, packed, back, averaged, ~known, others), back, counts, left_out
+    return measured_kernels(view, chosen, packed, back, averaged, ~known, reference_prompts), back, counts, left_out
 
 
 def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
+    """Return the distances in tokens (0 or more), far to near, from `offsets` (0 or less; None: -20 to 0).
+
+    `width` is the number of tokens of the prompts. Raises ValueError for an offset that no prompt has.
+    """
     if offsets is None:
         return list(range(min(FARTHEST_OFFSET, width - 1), -1, -1))
-    given = list(offsets)
-    numbers = [whole_number(offset) for offset in given]
+    listed = list(offsets)
+    numbers = [whole_number(offset) for offset in listed]
     known = {number for number in numbers if number is not None and -width < number <= 0}
-    wrong = [offset for offset, number in zip(given, numbers, strict=True) if number not in known]
-    if wrong or not given:
+    unknown = [offset for offset, number in zip(listed, numbers, strict=True) if number not in known]
+    if unknown or not listed:
         raise ValueError(
-            f"offsets are positions of the key less that of the query, {1 - width} to 0 for prompts of {width} tokens; "
-            f"found {wrong[0] if wrong else 'none'}"
+            f"offsets= are key position less query position, numbers from {1 - width} to 0 for prompts of {width} "
+            f"tokens; found {unknown[0] if unknown else 'none'}"
         )
     return sorted((-number for number in known), reverse=True)
 
 
 def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `kernel_prediction` of a layer's heads, without what there is not."""
+    """Yield a row of `kernel_prediction` (a dict by column) for each head of a layer; `back` are the distances in
+    tokens.
+
+    Values that do not exist, such as `r` without rotary positions, are left out.
+    """
     judged, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
     for index, head in enumerate(kernel.heads):
         row: dict[str, Any] = {"layer": kernel.layer, "head": head, "band": None}
@@ -270,11 +278,12 @@ def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
 def band_shares(
     by_pair: Float64[np.ndarray, "pairs distances"], theta: Float64[np.ndarray, " pairs"]
 ) -> tuple[Float64[np.ndarray, " bands"], list[Int[np.ndarray, " chosen"]]]:
-    """Return each band's share of the variance of the preference over distances, and the pairs of each band.
+    """Return the share of each band (fast, middle, slow) in the variance of the prediction over distances, and the
+    pairs of each band.
 
-    Bands are thirds of the pairs from fast to slow, as in `band_effects`. The share is the covariance of the band's
-    contribution with the whole over the variance of the whole: shares sum to 1, and a band that works against the
-    others has a negative one. NaN where the whole does not vary.
+    `by_pair` is what each rotary pair adds to the predicted score, `theta` its angle per token. Bands are thirds of the
+    pairs from fast to slow. A share is the covariance of the band's contribution with the whole, over the variance of
+    the whole. Shares sum to 1 and can be negative. NaN where the whole does not vary.
     """
     bands = [np.sort(third) for third in np.array_split(np.argsort(-np.abs(theta), kind="stable"), len(BANDS))]
     centred = by_pair - by_pair.mean(1, keepdims=True)
@@ -291,14 +300,20 @@ def correlation(
     predicted: Float64[np.ndarray, " offsets"],
     known: Bool[np.ndarray, " offsets"],
 ) -> float:
-    """Return Pearson's r over the known offsets; NaN for fewer than three, or where either does not vary."""
-    one, other = judged[known], predicted[known]
-    if len(one) < 3 or min(np.ptp(one), np.ptp(other)) <= 1e-9 * max(np.abs(one).max(), np.abs(other).max()):
+    """Return Pearson's r of the mean scores `judged` and the scores `predicted`, over the offsets that `known` marks.
+
+    NaN for fewer than three offsets, or if either side does not vary.
+    """
+    scores, predictions = judged[known], predicted[known]
+    if len(scores) < 3 or min(np.ptp(scores), np.ptp(predictions)) <= 1e-9 * max(
+        np.abs(scores).max(), np.abs(predictions).max()
+    ):
         return float("nan")
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(scores, predictions)[0, 1])
 
 
 def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
+    """Return 48 sequences of the start token and 95 random ids (fewer tokens in a short context), seed 0."""
     length = min(_KERNEL_LENGTH, view.n_ctx)
     tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = view.start_token

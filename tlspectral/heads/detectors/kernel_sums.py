@@ -1,7 +1,7 @@
-"""Sums of scores by distance, and of queries and keys, taken while a model runs.
+"""Mean attention scores by distance, and mean queries and keys, accumulated while a model runs.
 
-With the mean query `q_t` and the mean key `k_t` of rotary pair t as complex numbers, and D tokens from the key to the
-query, a head's preference by distance is
+With the mean query q_t and the mean key k_t of rotary pair t as complex numbers, and D tokens from the key to the
+query, the predicted score at distance D is
 
     s(D) = Re sum_t q_t conj(k_t) exp(i theta_t D)  +  the product over non-rotary columns,
 
@@ -34,9 +34,12 @@ Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
 
 
 class Preference(NamedTuple):
-    """What the mean query and key of some heads of a layer contribute to the mean score, by distance.
+    """The score (a logit) that the mean query and the mean key of some heads predict, by distance.
 
-    Non-rotary columns add the same at every distance; `theta` is in radians per token.
+    Attributes:
+        by_pair: contribution of each rotary pair at each distance.
+        non_rotary: contribution of the columns that do not rotate, equal at all distances.
+        theta: angle of each pair, in radians per token.
     """
 
     by_pair: Float64[Tensor, "heads pairs distances"]
@@ -45,10 +48,10 @@ class Preference(NamedTuple):
 
 
 class LayerKernels:
-    """Mean scores of some heads of a layer by distance, and the mean query and key.
+    """Sums over batches: mean scores of some heads of a layer by distance, and their mean query and key.
 
-    `score` is the mean over all prompts, `judged` over those that are judged, [distances, heads]; 0 / 0 is NaN.
-    `preference` is None where the layer's mean query and key predict nothing.
+    `heads` are numbers within the layer, `back` the distances in tokens. Hooks from `hooks` add each batch; after
+    `predict`, `preference` has the predicted scores (None where the mean query and key predict nothing).
     """
 
     def __init__(self, view: AttentionView, layer: int, heads: list[int], back: list[int]):
@@ -62,17 +65,19 @@ class LayerKernels:
 
     @property
     def score(self) -> Float64[Tensor, "distances heads"]:
-        """Mean score over all prompts."""
+        """Mean score over all prompts, a logit; NaN where every key at the distance is masked."""
         sums = self.total.sum(0)
         return sums[0] / sums[1]
 
     @property
     def judged(self) -> Float64[Tensor, "distances heads"]:
-        """Mean score over the prompts that a prediction is judged on."""
+        """Mean score over the prompts that test the prediction and did not give its means."""
         return self.total[1, 0] / self.total[1, 1]
 
     def predicted(self) -> Float64[np.ndarray, "distances heads"]:
-        """Return the predicted score behind a softcap, NaN where there is none."""
+        """Return the score of the mean query with the mean key at each distance, after a softcap; NaN without a
+        prediction.
+        """
         if self.preference is None:
             return np.full(self.total.shape[2:], np.nan)
         scores = self.preference.by_pair.sum(1) + self.preference.non_rotary[:, None]
@@ -81,10 +86,11 @@ class LayerKernels:
     def hooks(
         self, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"], judged: Bool[Tensor, "batch"] | None
     ) -> Hooks:
-        """Return the hooks of one batch.
+        """Return (hook name, function) pairs that add one batch to the sums. `real` is True at tokens, False at
+        padding.
 
-        `averaged` marks sequences whose queries and keys are summed, `judged` those on which their prediction is
-        judged; None: no scores are read.
+        `averaged` marks sequences that contribute to the mean query and key. `judged` marks sequences that test the
+        prediction; None: no scores are read.
         """
         names = self.view.hook_names(self.layer)
         hooks: Hooks = []
@@ -110,13 +116,16 @@ class LayerKernels:
     def _add_mean(
         self, side: Literal["query", "key"], counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
     ) -> None:
+        """Hook: add the queries or keys `x` at tokens that `counted` marks to the sums for the mean query or key."""
         total = summed(self.settings.normed(side, x[counted.to(x.device)]), 0).cpu()
         self.means[side] = total + self.means.get(side, 0)
 
     def _keep(self, name: str, table: Tensor, hook: Any) -> None:
+        """Hook: store the cos or sin table of the batch under the name of its hook point."""
         self.tables[name] = table.detach()
 
     def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], judged: Bool[Tensor, "batch"]) -> None:
+        """Add the scores of a batch to the sums by distance, apart for judged and other sequences."""
         every = self.heads == list(range(scores.shape[1]))
         chosen = scores if every else scores[:, self.heads]
         for row, distance in enumerate(self.back):
@@ -130,10 +139,11 @@ class LayerKernels:
                 self.total[part, 1, row] += counts[rows].sum(0)
 
     def predict(self, longest: int, averaged: int) -> None:
-        """Set `preference` from the means, if the layer has rotary positions that hold up to the longest prompt.
+        """Set `preference` from the mean query and key.
 
-        `averaged` is the number of positions in the run that gave the means. Raises ScoreMismatch if that run rotated
-        by other angles than the frequencies say, as under a hook on cos and sin.
+        Nothing is set without rotary positions, or if the longest prompt (`longest`) exceeds the layer's valid length.
+        `averaged` is the number of positions in the run of the means. Raises ScoreMismatch if that run used other
+        angles than the frequencies, as with a hook on cos and sin.
         """
         limit = self.settings.valid_up_to
         too_long = limit is not None and longest > limit
@@ -141,7 +151,7 @@ class LayerKernels:
             return
         rotation_tables(self.view, self.rotary, self.layer, averaged, self.tables)
         query, key = (self.means[side] / self.n_tokens for side in ("query", "key"))
-        # Some models repeat grouped keys themselves.
+        # Some models repeat grouped keys themselves; others need it here.
         key = repeat(key, "kv_head d_head -> (kv_head group) d_head", group=len(query) // len(key))
         rotary, settings = self.rotary.of_heads(self.heads), self.settings
         query, key = with_gain_and_phase(query[self.heads][:, None], rotary)[:, 0], key[self.heads]
@@ -165,18 +175,20 @@ def measured_kernels(
     judged: Bool[Tensor, "sequences"],
     reference: PackedTokens | None,
 ) -> list[LayerKernels]:
-    """Run the prompts and return the kernels of the chosen heads by layer.
+    """Run the prompts and return one `LayerKernels` (mean scores by distance, and their prediction) for each layer in
+    `chosen`.
 
-    Mean queries and keys are taken over the `averaged` prompts and over `reference`, other ones; predictions are judged
-    on the `judged` prompts. Memory does not grow with their number.
+    `chosen` has heads by layer; `back` are the distances in tokens. `averaged` marks prompts for the mean query and
+    key, to which all prompts in `reference` are added. `judged` marks prompts that test the prediction. Raises
+    EditNotHonored if an ablation hides the scores of a layer.
     """
     hooked = user_hooks(view.model)
     for layer in chosen:
         names = view.hook_names(layer)
         if "scores" not in names and names["z"] in hooked:
             raise EditNotHonored(
-                f"layer {layer}: this bridge computes attention itself and an ablation edits z, so there are no "
-                f"ablated scores to read; take the hooks off {names['z']} (leave the `ablate` context)"
+                f"layer {layer}: this bridge computes attention itself, so an edit of {names['z']} leaves no edited "
+                "scores to read: leave the `ablate` block, or remove your hooks there"
             )
     kernels = [LayerKernels(view, layer, heads, back) for layer, heads in chosen.items()]
     runs: list[tuple[PackedTokens, Tensor, Tensor | None]] = [(prompts, averaged, judged)]

@@ -1,4 +1,4 @@
-"""The patterns of attention that have a name: the keys that a query is scored on, from the token ids alone."""
+"""Named attention patterns: functions from token ids to the keys on which each query is scored."""
 
 from collections.abc import Callable
 
@@ -7,20 +7,22 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 WINDOW = 8
-"""How far back `"local"` reaches."""
+"""How many tokens back the pattern "local" reaches."""
 
 Marked = Bool[Tensor, "batch query key"]
 TokenPattern = Callable[[Int[Tensor, "batch pos"]], Marked]
 
 
 def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
-    """Return how far each key lies behind each query."""
+    """Return how many tokens each key lies before each query, [1, query, key]; negative for later keys."""
     position = torch.arange(tokens.shape[1])
     return (position[:, None] - position)[None]
 
 
 def _back(nearest: int, farthest: int) -> TokenPattern:
-    """Mark the tokens from `nearest` to `farthest` before the query; negative ones lie behind it."""
+    """Return a pattern (a function from token ids to marks) for the keys from `nearest` to `farthest` tokens before the
+    query; negative: after it.
+    """
 
     def marked(tokens: Int[Tensor, "batch pos"]) -> Marked:
         behind = _behind(tokens)
@@ -30,17 +32,19 @@ def _back(nearest: int, farthest: int) -> TokenPattern:
 
 
 def _duplicate(tokens: Int[Tensor, "batch pos"]) -> Marked:
+    """Return marks [batch, query, key]: True for all earlier tokens that are equal to the query's token."""
     return (tokens[:, :, None] == tokens[:, None, :]) & (_behind(tokens) > 0)
 
 
 def _induction(tokens: Int[Tensor, "batch pos"]) -> Marked:
-    """Mark the tokens that followed earlier tokens equal to the query's, the query's own position left out."""
+    """Return marks [batch, query, key]: True for every earlier token whose predecessor equals the query's token."""
     followed = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool)
     followed[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
     return followed & (_behind(tokens) > 0)
 
 
 def _first_token(tokens: Int[Tensor, "batch pos"]) -> Marked:
+    """Return marks [batch, query, key]: True for the first token of the prompt, for every later query."""
     at_start = torch.arange(tokens.shape[1]) == 0
     return (at_start[None, None, :] & (_behind(tokens) > 0)).expand(len(tokens), -1, -1)
 
@@ -54,4 +58,6 @@ PATTERNS: dict[str, TokenPattern] = {
     "local": _back(2, WINDOW),
     "self": _back(0, 0),
 }
-"""The named patterns that `detect_heads(pattern=)` takes."""
+"""The named patterns of `detect_heads(pattern=)`: functions from token ids [batch, pos] to marks [batch, query,
+key].
+"""

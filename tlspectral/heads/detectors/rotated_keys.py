@@ -1,12 +1,12 @@
-"""The null of `detect_heads`: heads whose keys are read from random directions of the residual stream.
+"""The null of `detect_heads`: heads that read their keys from random directions of the residual stream.
 
-W_K of a head, with the gain of the input norm folded in, becomes O W_K. O is a Haar-random rotation of the residual
-stream (under LayerNorm of its part without mean). The singular values of W_K, the queries, inputs, biases, query/key
-norms, rotary positions and masks stay as they are. Weights drawn from one normal distribution are as likely after the
-rotation as before, so that a head of a freshly initialised model is exchangeable with its draws.
+W_K of a head, with the gain of the input norm folded in, becomes O W_K. O is a random rotation of the residual stream
+(Haar-distributed; under LayerNorm, of vectors without mean). Singular values of W_K, queries, inputs, biases, query/key
+norms, positions and masks stay as they are. In a freshly initialised model all rotations of W_K are equally likely, so
+a head and its draws are exchangeable.
 
-With W_K = Q R, Q orthonormal columns, the columns of O Q are a Haar-random frame F, and O W_K = F R. So a draw needs
-F alone. The heads of a layer share its draws; layers have draws of their own.
+With W_K = Q R, the columns of O Q are a random orthonormal frame F, and O W_K = F R. A draw therefore needs F only. The
+heads of a layer share draws; each layer has its own.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,10 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import run_until
 
 TIE = 1e-6
-"""Relative difference up to which a draw reaches the observed score. Rounding to float32 is 1e-7, and a score that no
-key can change (a pattern that marks all keys) must have p of 1."""
+"""Relative difference within which a draw counts as equal to the observed score; rounding to float32 is 1e-7.
+
+Without it, a score that no key can change (a pattern that marks all keys) would not get a p of 1.
+"""
 
 
 def rotated_key_pvalues(
@@ -47,16 +49,15 @@ def rotated_key_pvalues(
     seed: int,
     advance: Callable[[], Any],
 ) -> Float64[np.ndarray, "scores heads"]:
-    """Return the share of draws, the head itself counted as one, that reach each score of each head.
+    """Return a p for each score and head: (1 + draws whose score is at least the head's) / (1 + draws).
 
-    A score is the mean over the sequences that count; NaN where none does. The head's own score is computed from its
-    weights, as the draws' scores are. The model runs once over all sequences. Each layer is measured when the run
-    passes it, and only counts are kept: what this holds does not grow with the number of draws or of layers.
-    `reduce` gives the scores of a pattern, 0 where a sequence does not count, and `advance` is called after each draw
-    of each layer. Draws are seeded by (seed, layer, draw).
+    A draw is the head with its W_K rotated by a random rotation of the residual stream. A score is the mean over the
+    sequences that `counts` marks; NaN without any. `reduce` maps attention [batch, heads, query, key] to scores
+    [scores, batch, heads], 0 where a sequence does not count. `advance` is called after each draw of a layer. The model
+    runs once. Memory does not grow with draws or layers.
 
-    Raises ScoreMismatch where a layer's weights do not give its pattern (learned sinks, hooks that edit scores), and
-    UnsupportedArchitecture for a layer that cannot be read, or exposes no pattern.
+    Raises ScoreMismatch if a layer's weights do not give its attention (learned sinks, hooks that edit scores);
+    UnsupportedArchitecture for a layer that cannot be read or exposes no pattern.
     """
     sizes = counts.sum(1).double()[:, None]
     by_layer: list[Tensor] = []
@@ -81,9 +82,11 @@ def rotated_key_pvalues(
 def at_pattern(
     view: AttentionView, index: int, measure: Callable[[dict[str, Tensor], Tensor], None]
 ) -> list[tuple[str, Callable[[Tensor, Any], None]]]:
-    """Return hooks that give `measure` what a layer's scores are rebuilt from, and the pattern, as soon as it is there.
+    """Return (hook name, function) pairs that call `measure(captured, pattern)` when a run reaches the attention
+    pattern of layer `index`.
 
-    `measure` frees what it is given.
+    `captured` is a dict by hook name: the layer's input and, where they exist, scores and cos and sin tables. `measure`
+    must clear it.
     """
     names, captured = view.hook_names(index), {}
     points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
@@ -95,11 +98,15 @@ def at_pattern(
 
 @dataclass(frozen=True)
 class _FixedQueries:
-    """What the attention of a layer depends on beside the directions of W_K, in float32.
+    """Everything that a layer's attention depends on except the directions of W_K, in float32.
 
-    `n` is the normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
-    The keys of `scores` are replaced. `core` is R of W_K = Q R for each key/value head, `bias` the keys' bias; both
-    are W_D's for a latent of all heads' keys.
+    Attributes:
+        layer: the folded layer.
+        n: normalised residual stream without gain and bias; under LayerNorm in a basis of the vectors without mean.
+        scores: queries and settings; the keys are replaced in each draw.
+        core: R of W_K = Q R for each key head. With a latent shared by all heads, R of its down-projection.
+        bias: bias of the keys, or of the latent.
+        hidden: True where a query does not see a key.
     """
 
     layer: AttentionLayer
@@ -110,7 +117,9 @@ class _FixedQueries:
     hidden: Bool[Tensor, "#batch 1 pos pos"]
 
     def pattern(self, frame: Float[Tensor, "dimension rank"]) -> Float[Tensor, "batch heads query key"]:
-        """Return the attention of all heads whose keys are read through a frame."""
+        """Return the attention of all heads if their keys are read through the orthonormal columns of `frame`, a random
+        draw.
+        """
         read = self.n @ frame
         keys = einsum(read, self.core, "batch pos rank, kv_head rank d_head -> batch pos kv_head d_head") + self.bias
         scale = None
@@ -121,9 +130,9 @@ class _FixedQueries:
 
 
 def _without_mean(vectors: Float64[Tensor, "*rows d_model"]) -> Float64[Tensor, "*rows dimension"]:
-    """Return vectors of mean 0 in an orthonormal basis of such vectors, which has one dimension less.
+    """Return vectors of mean 0 in an orthonormal basis of such vectors; the result has one dimension less.
 
-    A reflection takes the direction of (1, 1, ...) to the first axis, along which they then have nothing.
+    A reflection maps the direction (1, 1, ...) to the first axis, which is then dropped.
     """
     axis = vectors.new_full((vectors.shape[-1],), vectors.shape[-1] ** -0.5)
     axis[0] -= 1
@@ -133,7 +142,10 @@ def _without_mean(vectors: Float64[Tensor, "*rows d_model"]) -> Float64[Tensor, 
 def _core(
     weight: Float64[Tensor, "kv_heads dimension d_head"], *, together: bool
 ) -> Float[Tensor, "kv_heads rank d_head"]:
-    """Return R of W_K = Q R, its diagonal not negative, for each head, or for all heads as one matrix."""
+    """Return R of W_K = Q R with a non-negative diagonal, for each key head of `weight`.
+
+    With `together`, all heads are decomposed as one matrix, and R is cut into heads.
+    """
     if together:
         joined = rearrange(weight, "kv_head dimension d_head -> 1 dimension (kv_head d_head)")
         core = _core(joined, together=False)
@@ -145,9 +157,11 @@ def _core(
 def _fixed_queries(
     view: AttentionView, index: int, captured: dict[str, Tensor], pattern: Float[Tensor, "batch heads query key"]
 ) -> tuple[_FixedQueries, Float64[Tensor, "batch heads query key"]]:
-    """Return what stays in one layer, and its attention rebuilt from the weights.
+    """Return the parts of layer `index` that stay the same in all draws of W_K, and its attention rebuilt from the
+    weights.
 
-    Raises ScoreMismatch where it is not the model's own.
+    `captured` has the activations of the run by hook name. Raises ScoreMismatch if the rebuilt attention differs from
+    the model's `pattern`.
     """
     names, layer = view.hook_names(index), view.layer(index)
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]
@@ -164,7 +178,7 @@ def _fixed_queries(
         pattern.dtype,
         "scores",
         f"layer {index}: the attention pattern rebuilt from the folded weights differs from the model's own",
-        "its null cannot be drawn: leave `ablate` contexts, and take off hooks that edit queries, keys, scores or the "
+        "its null cannot be drawn: leave `ablate` blocks and remove hooks that edit queries, keys, scores or the "
         "pattern, or set null_draws=0",
         ScoreMismatch,
     )
@@ -177,7 +191,7 @@ def _fixed_queries(
         layer,
         n.float(),
         scores.in_float32(),
-        # A norm over all heads of a token needs their keys as one rotation leaves them, and not each by itself.
+        # A norm over all heads of a token depends on all keys together: one rotation for all heads.
         _core(w_k, together=layer.k_norm is not None and layer.k_norm.over_heads),
         b_k.float(),
         hidden,

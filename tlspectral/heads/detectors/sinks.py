@@ -1,8 +1,8 @@
-"""Attention sinks: keys that many later queries of a layer attend to, whatever they are, found prompt by prompt.
+"""Attention sinks: keys that most later queries of a layer attend to, found prompt by prompt.
 
 A key is a sink of a layer on a prompt if its mean attention exceeds max(.15, 4 / n). The mean is over the heads of the
-layer and over the queries that see the key and stand at least 8 tokens behind it (in an encoder on either side), and n
-is the mean number of keys that these queries see. With fewer than 16 such queries the key is undecided.
+layer and over the queries that see the key and stand at least 8 tokens after it (in an encoder, before or after). n is
+the mean number of keys that these queries see. A key with fewer than 16 such queries is undecided.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, shown
 from tlspectral.heads.detectors.chance import one_or_by_layer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches
@@ -22,24 +22,24 @@ from tlspectral.models.running.passes import run_until
 from tlspectral.tables.progress import bar
 
 LEAST, UNIFORM_TIMES = 0.15, 4.0
-"""A sink has more than `LEAST` of the attention, and more than `UNIFORM_TIMES` times what uniform attention gives."""
+"""A sink gets more attention than `LEAST`, and more than `UNIFORM_TIMES` times uniform attention."""
 
 DISTANCE, QUERIES = 8, 16
-"""How many tokens lie between a key and the queries that judge it, at least, and how many such queries are needed."""
+"""The queries that judge a key stand at least `DISTANCE` tokens away from it; at least `QUERIES` of them are needed."""
 
 ByKey = dict[int, Float64[Tensor, "prompts pos"]]
 
 
 @dataclass(frozen=True)
 class Sinks:
-    """How much attention the keys of prompts get in some layers, and which keys are sinks, by layer.
+    """How much attention each key of some prompts gets in some layers, and which keys are sinks.
 
     Attributes:
-        share: mean attention that each key gets from the queries that judge it; 0 where there are none.
-        n_seen: mean number of keys that these queries see.
-        decided: keys with enough such queries.
-        n_keys: keys of all prompts together, without filling.
-        least: the least share of a sink; another one is `dataclasses.replace(sinks, least=.1)`.
+        share: by layer, mean attention that each key gets from the queries that judge it; 0 without such queries.
+        n_seen: by layer, mean number of keys that these queries see.
+        decided: by layer, True for keys with enough such queries.
+        n_keys: number of keys in all prompts together, without padding.
+        least: the least share of a sink. `dataclasses.replace(sinks, least=.1)` gives the sinks at another value.
     """
 
     share: ByKey
@@ -50,7 +50,9 @@ class Sinks:
 
     @cached_property
     def found(self) -> dict[int, Bool[Tensor, "prompts pos"]]:
-        """The decided keys that are sinks."""
+        """By layer, a mask [prompts, pos]: True for the keys that are sinks. Undecided keys (fewer than 16 queries) are
+        False.
+        """
         return {
             layer: keys & (self.share[layer] > (UNIFORM_TIMES / self.n_seen[layer].clamp_min(1)).clamp_min(self.least))
             for layer, keys in self.decided.items()
@@ -58,42 +60,52 @@ class Sinks:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What a table's `attrs` hold: the least share, and numbers of keys, by layer where layers differ."""
+        """The attrs of a table, as `{"sinks": {...}}`: `least` (the least share of a sink), and `n_keys`,
+        `n_undecided`, `n_found` (numbers of keys).
+        """
         undecided = {layer: self.n_keys - int(keys.sum()) for layer, keys in self.decided.items()}
-        found = {layer: int(keys.sum()) for layer, keys in self.found.items()}
-        counts = {"n_undecided": one_or_by_layer(undecided), "n_found": one_or_by_layer(found)}
+        n_found = {layer: int(keys.sum()) for layer, keys in self.found.items()}
+        counts = {"n_undecided": one_or_by_layer(undecided), "n_found": one_or_by_layer(n_found)}
         return {"sinks": {"least": self.least, "n_keys": self.n_keys, **counts}}
 
     def prompts(self, layer: int) -> Bool[Tensor, "prompts"]:
-        """Return the prompts on which some key of a layer is decided. What is measured without sinks is of these."""
+        """Return a mask [prompts]: True for prompts in which enough queries see some key of the layer; other prompts do
+        not count.
+        """
         return self.decided[layer].any(1)
 
     def require(self, layers: Iterable[int]) -> None:
-        """Raise ValueError if no key is decided in any of some layers."""
+        """Raise ValueError if no key of any of the layers is seen by enough queries to be judged as a sink."""
         if not any(bool(self.decided[layer].any()) for layer in layers):
             raise ValueError(
-                f'sinks="found" needs a key with {QUERIES} queries that see it and stand at least {DISTANCE} tokens '
-                f"behind it; these prompts and the layers' windows have none. Give prompts of {DISTANCE + QUERIES} "
-                'tokens or more, or leave out sinks="found"'
+                f'sinks="found": no key has {QUERIES} queries that see it from {DISTANCE} or more tokens away: prompts '
+                f"or windows of the layers are too short. Give prompts of {DISTANCE + QUERIES} tokens or more, or "
+                'leave out sinks="found"'
             )
 
 
 def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
-    """Return whether `sinks` is "found". Raises ValueError for anything else but None, and beside `sink`."""
+    """Return whether the argument `sinks` of a public function is "found".
+
+    Raises ValueError for another value except None, or if `sink` (keep the first token) is also True.
+    """
     if not (sinks is None or (isinstance(sinks, str) and sinks == "found")):
-        raise ValueError(f'sinks="found" leaves out all sinks, and sinks=None looks for none; found {sinks!r}')
+        raise ValueError(
+            f'sinks={shown(sinks)} is unknown: give sinks="found" to leave out attention sinks, or sinks=None'
+        )
     if sinks is not None and sink:
         raise ValueError(
-            'sink=True keeps the first key, and sinks="found" leaves out every key that is a sink, the first among '
-            "them: give one of the two"
+            'sink=True keeps the first key, but sinks="found" leaves out every attention sink, also the first key: '
+            "give one of the two"
         )
     return sinks is not None
 
 
 def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int], at_once: int) -> Sinks:
-    """Run the prompts, `at_once` in a batch, and return the sinks of some layers.
+    """Run the prompts, `at_once` in a batch, and return the attention sinks (`Sinks`) of some layers: keys that most
+    later queries attend to.
 
-    Raises UnsupportedArchitecture for a layer that exposes no pattern.
+    Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
     """
     layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
     share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}
@@ -103,7 +115,7 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
     seen, judging = {}, {}
     for layer in layers:
         seen[layer] = view.reader.seen_keys(view.model, layer, width).cpu()
-        # Which keys a query sees is known as long as an indexer picks all of them.
+        # A query judges only if an indexer (if any) picks all of its keys: otherwise the keys that it sees are unknown.
         every = seen[layer].sum(1) <= (view.reader.selected_keys(view.model, layer) or width)
         judging[layer] = far & seen[layer] & every[:, None]
     fired: set[int] = set()

@@ -1,7 +1,7 @@
 """How widely and how far a head attends: to all keys, without the first token of a prompt, and without its sinks.
 
-Each measure is a ratio N / D of sums over prompts, whose error is the error of the ratio. A mean over prompts has N of
-a prompt its mean over queries, and D = 1.
+Each measure is a ratio N / D of sums over prompts, with the standard error of a ratio. For a mean over prompts, N of a
+prompt is its mean over queries and D is 1.
 """
 
 from math import nan
@@ -18,20 +18,21 @@ from tlspectral.models.running.batches import PackedTokens
 
 MEASURES = ("entropy", "distance", "start_share", "entropy_sinkless", "distance_sinkless", "sinkless_rows")
 WITHOUT_SINKS = ("sink_share", "entropy_no_sinks", "distance_no_sinks", "no_sinks_rows")
-"""Measures with `sinks`, over prompts on which a key of the layer is decided."""
+"""Measures without the attention sinks, over prompts in which some key of the layer could be judged."""
 
 KEPT = 0.05
-"""Attention to the keys not left out that a row has, at least, for its entropy over these keys to count."""
+"""The least attention to the remaining keys for a row's entropy to count, when some keys are left out."""
 
 Parts = Float64[Tensor, "2 measures batch heads"]
-"""N and D of each measure, prompt and head."""
+"""N and D of each measure, for each prompt and head."""
 
 
 class Spread:
-    """Collects the measures of all heads while prompts run, batch after batch, and keeps sums alone.
+    """Entropy, distance and start share of the attention of all heads, as sums that grow batch by batch.
 
-    `copies` says how many prompts are equal to each, itself among them, which are one observation; None: all are. With
-    `sinks` the measures of `WITHOUT_SINKS` stand behind those of `MEASURES`.
+    Each measure is a ratio N / D of sums over prompts. `prompts` are the prompts to run. `copies` is the number of
+    prompts equal to each prompt (itself included), which count as one observation; None: all differ. With `sinks`, the
+    measures without attention sinks (`WITHOUT_SINKS`) follow.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class Spread:
         self._sums: dict[int, Tensor] = {}  # by layer, [N, D, then N N, N D, D D times copies; measures; heads]
 
     def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], rows: slice) -> None:
-        """Add what a layer attends to in a batch."""
+        """Compute the measures (numerators and denominators of ratios) of one layer for the prompts in `rows`, from its
+        attention `pattern`, and keep them.
+        """
         parts = _parts(pattern, self.queries[rows])
         if self.sinks is not None:
             counted = self._queries_without_sinks(layer)[rows]
@@ -56,71 +59,87 @@ class Spread:
         self._of_batch[layer] = parts
 
     def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
+        """Return a mask of the queries, only in prompts in which enough queries see some key of the layer to judge it
+        as a sink.
+        """
         assert self.sinks is not None
         return self.queries & self.sinks.prompts(layer)[:, None]
 
     def end_batch(self, rows: slice) -> None:
-        """Add a batch, which all layers have read, to the sums."""
+        """Add the kept measures of the prompts in `rows` to the sums, after all layers have been read."""
         for layer, parts in self._of_batch.items():
             self._sums[layer] = _moments(parts, self.times[rows]) + self._sums.get(layer, 0)
         self._of_batch.clear()
 
     def measured(self) -> dict[str, Float64[np.ndarray, " heads"]]:
-        """Return each measure of all heads, and its standard error over distinct prompts; NaN below two that count."""
+        """Return a dict of arrays [heads]: each measure, such as "entropy" (nats), and its standard error as
+        "entropy_se".
+
+        The standard error is over distinct prompts, NaN for fewer than two.
+        """
         sums = torch.cat([self._sums[layer] for layer in self.view.layers], dim=-1)
         over = sums[0] / sums[1]
         squares = sums[2] - 2 * over * sums[3] + over.square() * sums[4]
         n = torch.cat([self._n_distinct(layer) for layer in self.view.layers], dim=-1)
         factor = torch.where(n > 1, n / (n - 1), torch.nan)
         error = (factor * squares.clamp_min(0)).sqrt() / sums[1]
-        found: dict[str, Float64[np.ndarray, " heads"]] = {}
+        columns: dict[str, Float64[np.ndarray, " heads"]] = {}
         for place, name in enumerate(MEASURES if self.sinks is None else MEASURES + WITHOUT_SINKS):
-            found |= {name: over[place].numpy(), f"{name}_se": error[place].numpy()}
-        return found
+            columns |= {name: over[place].numpy(), f"{name}_se": error[place].numpy()}
+        return columns
 
     def _n_distinct(self, layer: int) -> Float64[Tensor, "measures heads"]:
-        """Return how many distinct prompts count for each measure of a layer."""
+        """Return how many distinct prompts count for each measure of a layer, [measures, heads] with equal columns."""
         counting = [self.queries] * len(MEASURES)
         counting += [] if self.sinks is None else [self._queries_without_sinks(layer)] * len(WITHOUT_SINKS)
         n = torch.stack([(queries.any(1) / self.times).sum().round() for queries in counting])
         return n[:, None].expand(-1, self._sums[layer].shape[-1])
 
     def uniform(self, seen: SeenKeys) -> dict[str, ByLayer]:
-        """Return what a head that attends alike to all keys that its queries see would have; None where none counts."""
-        patterns = [one[None, None].float() for one in seen.uniform()]
+        """Return a dict from measure to its value for uniform attention to the keys that a query sees (`seen`).
+
+        A value is one number, or a dict by layer if layers differ. None where no prompt counts.
+        """
+        patterns = [pattern[None, None].float() for pattern in seen.uniform()]
         prompts = [(counted[None], times) for counted, times in _distinct(self.queries)]
-        values = [_ratios([times * _parts(one, counted) for counted, times in prompts]) for one in patterns]
-        found = {name: seen.by_layer([one[place] for one in values]) for place, name in enumerate(MEASURES)}
+        values = [_ratios([times * _parts(pattern, counted) for counted, times in prompts]) for pattern in patterns]
+        levels = {name: seen.by_layer([ratios[place] for ratios in values]) for place, name in enumerate(MEASURES)}
         if self.sinks is None:
-            return found
+            return levels
         by_layer = {}
         for layer, place in seen.mask_of.items():
             rows = torch.cat([self._queries_without_sinks(layer), self.sinks.found[layer]], dim=1)
             prompts = [(row[None].chunk(2, dim=1), times) for row, times in _distinct(rows)]
             by_layer[layer] = _ratios([times * _parts_without(patterns[place], *row) for row, times in prompts])
         of_layers = enumerate(WITHOUT_SINKS)
-        return found | {
+        return levels | {
             name: one_or_by_layer(
-                {layer: nan if layer in seen.picked else one[place] for layer, one in by_layer.items()}
+                {layer: nan if layer in seen.picked else ratios[place] for layer, ratios in by_layer.items()}
             )
             for place, name in of_layers
         }
 
 
 def _distinct(rows: Bool[Tensor, "prompts columns"]) -> list[tuple[Tensor, int]]:
-    """Return each distinct row, and how many rows are equal to it."""
+    """Return each distinct row of a mask and the number of rows equal to it, as a list of pairs."""
     distinct, times = torch.unique(rows, dim=0, return_counts=True)
     return list(zip(distinct, times.tolist(), strict=True))
 
 
 def _ratios(parts: list[Float64[Tensor, "2 measures batch heads"]]) -> list[float]:
-    """Return each measure of one head, from the parts of all prompts; NaN where none counts."""
+    """Return the measures of a single head as a list, from the numerators and denominators of all prompts in `parts`;
+    NaN where no prompt counts.
+    """
     above, below = torch.stack(parts).sum(0)[..., 0, 0]
     return (above / below).tolist()
 
 
 def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]) -> Parts:
-    """Return N and D of `MEASURES`, summed over the queries that count."""
+    """Return numerator and denominator of the six `MEASURES` for each prompt and head.
+
+    These are entropy, distance and start share of the attention, entropy and distance without the first token, and the
+    share of rows that count for these. `pattern` is the attention of a layer; `counted` marks the queries that count.
+    """
     weights = pattern.detach().float()
     position = torch.arange(pattern.shape[-1], device=pattern.device)
     behind = (position[:, None] - position[1:]).abs().float()
@@ -128,11 +147,11 @@ def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor
     query = torch.arange(pattern.shape[-2], dtype=torch.float64)
     rows = torch.stack([spread - torch.xlogy(first, first), far + first * query, first, kept, within, far, rest])
     sums = (rows * counted[:, None]).sum(-1)  # [rows, batch, heads]
-    means, one = _means(sums[:4], counted)
+    means, present = _means(sums[:4], counted)
     return torch.stack(
         [
             torch.stack([means[0], means[1], means[2], sums[4], sums[5], means[3]]),
-            torch.stack([one, one, one, sums[3], sums[6], one]),
+            torch.stack([present, present, present, sums[3], sums[6], present]),
         ]
     )
 
@@ -142,7 +161,11 @@ def _parts_without(
     counted: Bool[Tensor, "batch query"],
     left_out: Bool[Tensor, "batch key"],
 ) -> Parts:
-    """Return N and D of `WITHOUT_SINKS`, summed over the queries that count; `left_out` are the sinks."""
+    """Return numerator and denominator of the four measures `WITHOUT_SINKS` for each prompt and head.
+
+    These are the attention to the sinks, entropy and distance without them, and the share of rows that count for these.
+    `left_out` marks the sinks, `counted` the queries that count; `pattern` is the attention of a layer.
+    """
     weights = pattern.detach().float()
     position = torch.arange(pattern.shape[-1], device=pattern.device)
     sinks = left_out[:, None, None].to(pattern.device)
@@ -150,19 +173,22 @@ def _parts_without(
     behind = (position[:, None] - position).abs().float()
     left, rest, far, _, kept, within = _rows_without(left, weights.masked_fill(sinks, 0.0), behind)
     sums = (torch.stack([left, kept, within, far, rest]) * counted[:, None]).sum(-1)
-    (share, kept_rows), one = _means(sums[:2], counted)
-    return torch.stack([torch.stack([share, sums[2], sums[3], kept_rows]), torch.stack([one, sums[1], sums[4], one])])
+    (share, kept_rows), present = _means(sums[:2], counted)
+    return torch.stack(
+        [torch.stack([share, sums[2], sums[3], kept_rows]), torch.stack([present, sums[1], sums[4], present])]
+    )
 
 
 def _rows_without(
-    left: Float[Tensor, "batch heads query"], others: Float[Tensor, "batch heads query key"], behind: Tensor
+    left: Float[Tensor, "batch heads query"], remaining: Float[Tensor, "batch heads query key"], behind: Tensor
 ) -> tuple[Float64[Tensor, "batch heads query"], ...]:
-    """Return, of every row: attention to keys left out; to the others: its sum, distances, and sum of -a log a.
+    """Return six tensors with an entry for each row of attention (a query), when some keys are left out.
 
-    Also whether the others get at least `KEPT` (0 or 1), and their entropy, scaled to 1, where they do, else 0.
-    `behind` is the distance of the other keys, [query, key].
+    `left` is the attention to the left-out keys, `remaining` to the remaining keys, `behind` their distance [query,
+    key]. The tensors: `left`; the sum over the remaining keys; their attention times distance; their sum of -a log a;
+    whether they get at least .05 (0 or 1); if so, the entropy of the remaining attention scaled to 1, else 0.
     """
-    by_row = [left, others.sum(-1), (others * behind).sum(-1), -torch.xlogy(others, others).sum(-1)]
+    by_row = [left, remaining.sum(-1), (remaining * behind).sum(-1), -torch.xlogy(remaining, remaining).sum(-1)]
     left, rest, far, spread = torch.stack(by_row).cpu().double()
     kept = (rest >= KEPT).double()
     within = kept * (spread / rest.clamp_min(KEPT) + rest.clamp_min(KEPT).log())
@@ -172,7 +198,11 @@ def _rows_without(
 def _means(
     sums: Float64[Tensor, "rows batch heads"], counted: Bool[Tensor, "batch query"]
 ) -> tuple[Float64[Tensor, "rows batch heads"], Float64[Tensor, "batch heads"]]:
-    """Return means over the queries that count, and 1 for each prompt that has such a query."""
+    """Return the means of `sums` over the queries that `counted` marks, and 1 for each prompt with such a query, else
+    0.
+
+    `sums` are sums over these queries.
+    """
     n_queries: Int[Tensor, "batch 1"] = counted.sum(1)[:, None]
     return sums / n_queries.clamp_min(1), (n_queries > 0).double().expand_as(sums[0])
 
@@ -180,7 +210,11 @@ def _means(
 def _moments(
     parts: Float64[Tensor, "2 measures batch heads"], times: Float64[Tensor, "batch"]
 ) -> Float64[Tensor, "5 measures heads"]:
-    """Return the sums over a batch of N, D, and of their products, each times the copies of its prompt."""
+    """Return sums over a batch of N, D, N N, N D and D D, [5, measures, heads], for the standard error of the ratio N /
+    D.
+
+    `parts` has N and D of each measure, prompt and head. Products are multiplied by `times`, the copies of a prompt.
+    """
     numerator, denominator = parts
     products = torch.stack([numerator.square(), numerator * denominator, denominator.square()])
     return torch.cat([parts.sum(2), (products * times[:, None]).sum(2)])

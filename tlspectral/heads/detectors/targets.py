@@ -1,4 +1,4 @@
-"""What each query of a prompt is scored on: weights of its keys, and the attention that they get."""
+"""Score attention on marked keys: which keys count for each query, and how much attention they get."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,18 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.heads.detectors.chance import SeenKeys
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.running.batches import PackedTokens
-from tlspectral.user_functions import not_finite, real_tensor, require_call, result_described
+from tlspectral.user_functions import (
+    call_users,
+    function_name,
+    not_finite,
+    real_tensor,
+    require_call,
+    result_described,
+)
 
 Weights = Float64[Tensor, "batch query key"]
 Reduce = Callable[[Float[Tensor, "batch heads query key"]], Float64[Tensor, "scores batch heads"]]
@@ -18,11 +26,12 @@ Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: bool) -> Weights:
-    """Return the weights of a pattern by name, or of a caller's, for some prompts, 0 outside of their tokens.
+    """Return the weights of the keys, [batch, query, key], for the prompts in `rows`; 0 outside of their tokens.
 
-    The first two positions are no queries of a named pattern: there is no choice at the first, and the token before the
-    second is the one that many heads attend to when they have nothing to do. Raises ValueError for a pattern of another
-    shape, without a mark, or with a key after its query, TypeError for no matrix.
+    `pattern` is a name such as "induction", a matrix, or a function of token ids. Named patterns skip queries 0 and 1:
+    the first has no choice, and the key before the second is the first token, to which many heads attend by default.
+    `causal`: True refuses keys after their query. Raises ValueError for weights of another shape or on a key after its
+    query, TypeError if the pattern is not a matrix.
     """
     tokens, lengths = prompts.tokens[rows], prompts.lengths[rows].tolist()
     n_prompts, width = prompts.tokens.shape
@@ -33,59 +42,79 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
     for row, length in enumerate(lengths):
         index = rows.start + row
         if callable(pattern):
-            given, shape = _matrix(pattern(tokens[row, :length].clone()), index), (length, length)
+            shape, what = (length, length), f"pattern ({function_name(pattern)}) for prompt {index}"
+            marked = call_users(pattern, {"tokens": tokens[row, :length].clone()}, what, f"a matrix of shape {shape}")
+            matrix = _matrix(marked, index, function_name(pattern))
         else:
-            given, shape = _matrix(pattern), (width, width)
-            if given.ndim == 3 and len(given) == n_prompts:
-                given = given[index]
-                if bool(given[length:].any()):
+            matrix, shape = _matrix(pattern), (width, width)
+            if matrix.ndim == 3 and len(matrix) == n_prompts:
+                matrix = matrix[index]
+                if bool(matrix[length:].any()):
                     raise ValueError(
-                        f"pattern: prompt {index} has {length} tokens, and a later query is marked; positions count "
-                        "from the first real token of a prompt"
+                        f"pattern: prompt {index} has {length} tokens, but a query after them has a weight; count "
+                        "positions from the first token that is not padding"
                     )
-        if given.shape != shape:
+        if matrix.shape != shape:
             expected = f"{shape}" if callable(pattern) else f"{shape} or {(n_prompts, *shape)}"
-            raise ValueError(f"pattern: prompt {index} needs weights of shape {expected}; found {tuple(given.shape)}")
-        weights[row, :length, :length] = given[:length, :length]
+            named = f" ({function_name(pattern)})" if callable(pattern) else ""
+            raise ValueError(
+                f"pattern{named}: prompt {index} needs weights of shape {expected}; found {tuple(matrix.shape)}"
+            )
+        weights[row, :length, :length] = matrix[:length, :length]
     return _seen(weights, rows, causal)
 
 
 def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
-    """Return weights, and refuse the weights of keys that a decoder never sees. Raises ValueError."""
+    """Return the weights [batch, query, key] unchanged. Raise ValueError if `causal` is True and a key after its query
+    has a weight.
+
+    `rows` are the numbers of the prompts, for the message.
+    """
     above = (weights.triu(1) != 0).nonzero()
     if causal and len(above):
         row, query, key = above[0].tolist()
         raise ValueError(
-            f"pattern: prompt {rows.start + row}: query {query} is marked with key {key}, which comes after it and is "
-            "never seen; mark earlier keys alone (.tril())"
+            f"pattern: prompt {rows.start + row}: query {query} has a weight on key {key}, which comes after it and is "
+            "never seen; keep earlier keys only, such as weights.tril()"
         )
     return weights
 
 
-def _matrix(given: Any, index: int | None = None) -> Tensor:
+def _matrix(weights: Any, index: int | None = None, function: str = "") -> Tensor:
+    """Return a user's weights (tensor, array or nested list) as a float64 tensor.
+
+    `index` is the number of the prompt and `function` the name of the function that returned the weights, for the
+    message. Raises TypeError for anything else and for values that are not finite.
+    """
     try:
-        values = torch.as_tensor(given)
+        values = torch.as_tensor(weights)
     except (TypeError, ValueError, RuntimeError):
         values = None
-    wrong = not_finite(values) if real_tensor(values) else None
-    if not real_tensor(values) or wrong is not None:
-        found = result_described(given) if isinstance(given, Tensor) else f"{type(given).__name__} {given!r}"[:100]
-        if real_tensor(values) and wrong is not None:
-            place = wrong.nonzero()[0].tolist()
-            found = f"{values[tuple(place)].item()} at {place}"
-        found += "" if index is None else f" for prompt {index}"
+    not_finite_at = not_finite(values) if real_tensor(values) else None
+    if not real_tensor(values) or not_finite_at is not None:
+        description = (
+            result_described(weights)
+            if isinstance(weights, Tensor)
+            else f"{type(weights).__name__} {shown(weights, 80)}"
+        )
+        if real_tensor(values) and not_finite_at is not None:
+            place = not_finite_at.nonzero()[0].tolist()
+            description = f"{values[tuple(place)].item()} at {place}"
+        description += "" if index is None else f" for prompt {index}"
+        description += f" from the function {function}" if function else ""
         raise TypeError(
-            "pattern is a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function of a "
-            f"prompt's token ids that returns one, or a name ({', '.join(PATTERNS)}); found {found}"
+            "pattern= takes a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function from a "
+            f"prompt's token ids to one, or a name ({', '.join(PATTERNS)}); found {description}"
         )
     return values.detach().cpu().double()
 
 
 class Marks:
-    """The keys that sequences are scored on, by patterns: names of `PATTERNS`, matrices or functions.
+    """Scores of sequences on patterns, batch by batch. A score is a head's mean attention to the keys that a pattern
+    marks.
 
-    `uniform` collects, for each batch, the scores of a head that attends alike to all keys that its queries see:
-    [masks, scores, batch], for each mask of `seen`.
+    `patterns` are names, matrices of weights or functions of token ids. `uniform` collects, for each batch, the scores
+    of uniform attention under each mask of `seen`: [masks, scores, batch].
     """
 
     def __init__(self, sequences: PackedTokens, patterns: list[Any], seen: SeenKeys, *, causal: bool):
@@ -97,24 +126,28 @@ class Marks:
         self._attention = seen.uniform()
 
     def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
-        """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
+        """Return a function and a mask for the sequences in `rows`, by which their attention is scored on all patterns.
+
+        The function maps attention [batch, heads, query, key] to scores [patterns, batch, heads]. The mask [patterns,
+        batch] is True where a sequence has a query with a marked key.
+        """
         weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
         self.uniform.append(torch.stack([_score(marked, self._attention) for marked in weights], dim=1))
         n_queries = torch.stack([scored_queries(marked) for marked in weights])
-        # The marks of all patterns together, so that a layer's attention is read once.
-        marks = [one.nonzero() for one in weights]
+        # All patterns are read together, so a layer's attention is read once.
+        marks = [matrix.nonzero() for matrix in weights]
         target = torch.cat(
-            [index * len(one) + mark[:, 0] for index, (one, mark) in enumerate(zip(weights, marks, strict=True))]
+            [index * len(matrix) + mark[:, 0] for index, (matrix, mark) in enumerate(zip(weights, marks, strict=True))]
         )
         where = torch.cat(marks).T
-        marked = torch.cat([one[one != 0] for one in weights])
+        marked = torch.cat([matrix[matrix != 0] for matrix in weights])
         placed: dict[torch.device, Tensor] = {}
 
         def reduce(attention: Tensor) -> Tensor:
             if attention.device not in placed:
                 placed[attention.device] = where.to(attention.device)
             row, query, key = placed[attention.device]
-            # Copied as stored, and summed in float64 on the CPU: a device computes nothing in that type.
+            # Copied to the CPU before the sum, because some devices have no float64.
             seen = attention[row, :, query, key].cpu().double() * marked[:, None]
             n_prompts, n_heads = attention.shape[:2]
             total = torch.zeros(len(weights) * n_prompts, n_heads, dtype=torch.float64)
@@ -125,11 +158,13 @@ class Marks:
 
 
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
-    """Return how many queries of each prompt have a key with a weight."""
+    """Return how many queries of each prompt have at least one key with a weight other than 0."""
     return (weights != 0).any(-1).sum(-1).double()
 
 
 def _score(weights: Weights, attention: Float64[Tensor, "masks query key"]) -> Float64[Tensor, "masks batch"]:
-    """Return the score of each prompt for each pattern of attention."""
-    by_mask = torch.stack([(weights * each).sum(-1).sum(-1) for each in attention])  # the keys of a query first
+    """Return the score (mean attention to the weighted keys) of each prompt under each of several attention matrices:
+    [masks, batch].
+    """
+    by_mask = torch.stack([(weights * matrix).sum(-1).sum(-1) for matrix in attention])  # the keys of a query first
     return by_mask / scored_queries(weights).clamp_min(1)

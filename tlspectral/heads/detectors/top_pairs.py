@@ -1,4 +1,4 @@
-"""`top_pairs`: where on text a head attends most, as pairs of a query and a key with the text around them."""
+"""`top_pairs`: the pairs of query and key on text that get the most attention of a head, with the text around them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns
 
 SEQUENCES, LENGTH = 64, 128
-"""Rows of the packaged text, and tokens in each."""
+"""Default text: rows of the packaged book, and tokens in each row."""
 
 LOWER, DRAWN = ("high", "middle", "low"), 3
-"""Intervals below the largest pairs, each a third of their least attention, and pairs drawn from each."""
+"""Names of the thirds below the least ranked attention, and number of pairs drawn from each third."""
 
 KINDS = {
     "start": "first_token",
@@ -42,11 +42,11 @@ KINDS = {
     "induction": "induction",
     "duplicate": "duplicate",
 }
-"""Kinds of a pair and the patterns that mark them; a pair is of the first that does."""
+"""Kinds of a pair and the patterns that mark them. The first pattern that marks a pair gives its kind."""
 
 _OF_ONE_QUERY = 2
-_BEFORE, _BEHIND = 6, 1  # tokens of the context before and behind the pair
-_TO_WHOLE_WORDS = 6  # more tokens on each side, at most, until the words there are whole
+_BEFORE, _BEHIND = 6, 1  # tokens of context before and after the pair
+_TO_WHOLE_WORDS = 6  # most tokens added on a side to complete a word
 _ON_ONE_LINE = str.maketrans({"\n": "\N{RETURN SYMBOL}", "\r": "", "\t": " "})
 
 TOP_PAIRS = Schema(
@@ -86,53 +86,45 @@ def top_pairs(
     sink: bool = False,
     sinks: str | None = None,
 ) -> pd.DataFrame:
-    """Return the pairs of a query and a key that each head attends to most on text, and draws from below them.
+    """Return the pairs of query and key with the most attention of each head, and random pairs from below them.
+
+    Use it to see what a head attends to in words.
 
     >>> import tlspectral as tls
     >>> pairs = tls.top_pairs(tls.load_model("tiny-rope"), "L0H3", [list(range(1, 20))], n=2)
     >>> pairs.loc[pairs["rank"].notna(), "kind"].tolist()
     ['previous', 'previous']
 
-    The `n` pairs with the largest attention have ranks, at most two of them of one query. They flatter the head, so
-    draws stand below them: the range from 0 to the attention at the last rank is cut into thirds (`high`, `middle`,
-    `low`), and of the queries whose largest pair lies in a third three are drawn, of fewer all. Draws are seeded by
-    layer and head, and are the same for every batch.
-
-    A query that several prompts have, with the same tokens up to it (in an encoder: equal prompts), counts once, in the
-    first of them. Left out are pairs without attention, and queries that see no other key than one. Many heads
-    attend to the first token of a prompt when they have nothing to do. Its pairs are therefore left out too, without
-    scaling up the rest, unless `sink` is set. A kind is as in `detect_heads`: patterns by token ids alone, the first
-    of `start, previous, self, induction, duplicate` that marks the pair.
+    The `n` largest pairs have a rank, at most two per query. Below them, the range from 0 to the last ranked attention
+    is cut into thirds (`high`, `middle`, `low`). From the queries whose largest pair lies in a third, three are drawn.
 
     Args:
-        model: a TransformerBridge or HookedTransformer. Hooks that are on it stay in force.
-        heads: as in `ablate`; None is every head. All are read in one pass.
-        prompts: in any form that `Task` takes; padding is never counted. None: 64 rows of 128 tokens of the packaged
-            text (Carroll 1865), each opened by BOS.
-        n: pairs with a rank.
-        sink: whether pairs with the first token of a prompt as their key are among them.
-        sinks: "found" leaves out the pairs with every key that is a sink of the layer on the prompt, and keeps the
-            first token where it is none (`tls.heads.attention_sinks`); not with sink=True. Read are the prompts on
-            which some key of the layer is decided.
+        model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            64 rows of 128 tokens of "Alice" (Carroll 1865).
+        n: number of ranked pairs per head.
+        sink: True includes pairs whose key is the first token of the prompt.
+        sinks: "found" leaves out all attention sinks of the layer instead (`tls.heads.attention_sinks`).
 
     Returns:
-        DataFrame sorted by layer and head, then by falling attention within an interval. Columns: `layer, head, name,
-        rank, interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. No pattern is
-        kept, but two pairs of each query: 16 bytes a head and token. `attrs` say which model and weights, and `n`,
-        `sink` (with "found" `sinks`, as in `attention_sinks`), `n_sequences`, `n_distinct` (of the prompts), `seed` (of
-        the draws) and `batch`.
+        DataFrame sorted by layer, head and falling attention within an interval. Columns: `layer, head, name, rank,
+        interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. `rank` is 1 for the
+        largest and missing for drawn pairs; `interval` is "top" or the name of the third; `attention` a probability.
+        `prompt`, `query` and `key` count from 0; `offset` is key less query, in tokens; `context` is the text around
+        the pair, as "[key] ... <query>". `kind` is the first that fits the token ids: `start` (first token),
+        `previous`, `self`, `induction` (after an earlier token equal to the query's), `duplicate` (an equal token),
+        else `other`.
 
     Raises:
-        BadHead: a head that does not exist.
-        ValueError: `n` below 1; no prompts, and the model has no tokenizer; sink=True with `sinks`, or `sinks` where no
-            key is decided.
-        TypeError, ValueError: prompts that cannot be read (see `Task`).
+        BadHead: a head does not exist.
+        ValueError, TypeError: prompts cannot be read, `n` is below 1, the model has no tokenizer for the default text,
+            `sink=True` with `sinks`, or no key can be judged as a sink.
         UnsupportedArchitecture: the model exposes no attention pattern.
 
-    What it does not establish: that the model needs what the head attends to, or that a head does on other text what it
-    does here. The largest pairs are the extremes of thousands: `detect_heads(prompts=)` gives means with errors. A kind
-    says what the tokens are, not why the head attends to them: a head that looks for the token before a verb has
-    `previous` pairs.
+    Not established: that the model needs these tokens, or that the head attends so on other text. The largest pairs are
+    extremes: `detect_heads(prompts=)` gives means with errors. More: docs/detectors.md.
     """
     n = counted(n, 1, "n is how many pairs get a rank")
     without_sinks = asked_for_sinks(sinks, sink=sink)
@@ -148,11 +140,11 @@ def top_pairs(
             warn_caller(note.message)
         packed = replace(packed, notes=(*packed.notes, *equal))
         at_once = sequences_at_once(view, packed.tokens.shape[1])
-        found = found_sinks(view, packed, chosen, at_once) if without_sinks else None
-        if found is not None:
-            found.require(chosen)
+        layer_sinks = found_sinks(view, packed, chosen, at_once) if without_sinks else None
+        if layer_sinks is not None:
+            layer_sinks.require(chosen)
         rows: list[tuple[Any, ...]] = []
-        for layer, (attention, keys) in _largest_of_queries(view, chosen, packed, sink, found, at_once).items():
+        for layer, (attention, keys) in _largest_of_queries(view, chosen, packed, sink, layer_sinks, at_once).items():
             for column, head in enumerate(chosen[layer]):
                 rows += _chosen(attention[:, column], keys[:, column], n, (layer, head))
         known = ["layer", "head", "rank", "interval", "attention", "prompt", "query", "key"]
@@ -162,7 +154,7 @@ def top_pairs(
             "n_sequences": len(distinct),
             "n_distinct": int(distinct.max()) + 1,
             "n": n,
-            **({"sink": bool(sink)} if found is None else found.noted),
+            **({"sink": bool(sink)} if layer_sinks is None else layer_sinks.noted),
             "seed": 0,
             "batch": at_once,
         }
@@ -178,16 +170,20 @@ def _largest_of_queries(
     sinks: Sinks | None,
     at_once: int,
 ) -> dict[int, tuple[Float32[Tensor, "prompts heads queries 2"], Int32[Tensor, "prompts heads queries 2"]]]:
-    """Return, by layer, the two largest weights of each query and their keys, the larger first; 0 where there are none.
+    """Return, by layer, two tensors: the two largest attention weights of each query (larger first; 0 if missing), and
+    their keys.
 
-    `sinks` are left out if they are given, else the first key of each prompt unless `sink`. A query that an earlier
-    prompt has too has none. Raises UnsupportedArchitecture for a layer that exposes no pattern.
+    `chosen` has heads by layer. `sink`: True keeps the first key of each prompt, which is otherwise left out. With
+    `sinks`, all attention sinks are left out instead. A query that an earlier prompt also has gets 0. `at_once` prompts
+    run together. Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
     """
     if not chosen:
         return {}
     (n_prompts, width), first = packed.tokens.shape, 0 if sink or sinks is not None else 1
-    shape = {layer: (n_prompts, len(some), width, _OF_ONE_QUERY) for layer, some in chosen.items()}
-    found = {layer: (torch.zeros(size), torch.zeros(size, dtype=torch.int32)) for layer, size in shape.items()}
+    shape = {layer: (n_prompts, len(heads), width, _OF_ONE_QUERY) for layer, heads in chosen.items()}
+    largest_of_layers = {
+        layer: (torch.zeros(size), torch.zeros(size, dtype=torch.int32)) for layer, size in shape.items()
+    }
     choice = {layer: view.reader.seen_keys(view.model, layer, width).cpu().sum(1) > 1 for layer in chosen}
     new = packed.real & ~repeated_queries(view, packed)
     fired: set[int] = set()
@@ -201,8 +197,8 @@ def _largest_of_queries(
         if sinks is not None:
             seen = seen.masked_fill(sinks.found[layer][rows, None, None].to(seen.device), 0.0)
             counted = counted & sinks.prompts(layer)[rows, None, None]
-        attention, keys = found[layer]
-        for place in range(_OF_ONE_QUERY if seen.shape[-1] else 0):  # twice max takes half the time of topk
+        attention, keys = largest_of_layers[layer]
+        for place in range(_OF_ONE_QUERY if seen.shape[-1] else 0):  # max, twice: half the time of topk
             largest, where = seen.max(-1)
             attention[rows, ..., place] = largest.cpu().float().where(counted, 0.0)
             keys[rows, ..., place] = where.cpu().int() + first
@@ -223,7 +219,7 @@ def _largest_of_queries(
                 f"layer {layer}: the attention never returned its pattern; "
                 'load the model with attn_implementation="eager"'
             )
-    return found
+    return largest_of_layers
 
 
 def _chosen(
@@ -232,9 +228,10 @@ def _chosen(
     n: int,
     head: tuple[int, int],
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one head, `layer, head, rank, interval, attention, prompt, query, key`: ranked, then drawn.
+    """Yield the rows of one head: the `n` ranked pairs, then the randomly drawn pairs.
 
-    Among equal weights the earlier prompt and query come first.
+    A row is a tuple `layer, head, rank, interval, attention, prompt, query, key`. `attention` and `keys` hold the two
+    largest weights of each query; among equal weights the earlier prompt and query come first. `head` is (layer, head).
     """
     weights, places = attention.flatten().numpy(), keys.flatten().numpy()
     n_queries = attention.shape[1]
@@ -242,16 +239,16 @@ def _chosen(
     def rows(pairs: Any, interval: str, ranked: bool) -> Iterator[tuple[Any, ...]]:
         for rank, pair in enumerate(pairs[np.argsort(-weights[pairs], kind="stable")], 1):
             prompt, query = divmod(int(pair) // _OF_ONE_QUERY, n_queries)
-            which = (rank if ranked else None, interval, float(weights[pair]), prompt, query, int(places[pair]))
-            yield (*head, *which)
+            values = (rank if ranked else None, interval, float(weights[pair]), prompt, query, int(places[pair]))
+            yield (*head, *values)
 
     nth = min(n, weights.size)
-    some = np.flatnonzero((weights > 0) & (weights >= np.partition(weights, -nth)[-nth]))
-    top = some[np.argsort(-weights[some], kind="stable")[:n]]
+    large = np.flatnonzero((weights > 0) & (weights >= np.partition(weights, -nth)[-nth]))
+    top = large[np.argsort(-weights[large], kind="stable")[:n]]
     yield from rows(top, "top", ranked=True)
     if not len(top):
         return
-    # One order of all queries, so that rounding, which moves a query over a bound, changes no other draw.
+    # One random order of all queries: rounding that moves one query over a bound then changes no other draw.
     order = np.random.default_rng([0, *head]).permutation(weights.size // _OF_ONE_QUERY) * _OF_ONE_QUERY
     largest, least = weights[order], weights[top[-1]]
     bounds = [least * share / len(LOWER) for share in range(len(LOWER), -1, -1)]
@@ -260,20 +257,28 @@ def _chosen(
 
 
 def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.DataFrame:
-    """Return the table with the kind of each pair."""
+    """Return the table with a column `kind`, such as "previous" or "induction": the first pattern that the token ids of
+    a pair fit.
+
+    `causal` is False for an encoder, which has "next" and no "induction".
+    """
     kinds = KINDS if causal else {**KINDS, "next": "next_token"}
     kind = np.full(len(table), "other", dtype=object)
     for prompt, places in table.groupby("prompt").indices.items():
         tokens = packed.tokens[prompt : prompt + 1]  # type: ignore[operator]
         query, key = (torch.from_numpy(table[side].to_numpy()[places]) for side in ("query", "key"))
         for name in reversed(kinds):
-            if causal or name != "induction":  # what follows a token is seen in an encoder, and not remembered
+            if causal or name != "induction":  # an encoder sees the successor itself, so induction has no meaning
                 kind[places[PATTERNS[kinds[name]](tokens)[0][query, key].numpy()]] = name
     return table.assign(kind=kind)
 
 
 def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with the tokens of each pair as text, and its context."""
+    """Return the table with columns `query_token`, `key_token` (texts) and `context`: text around the pair, "[key] ...
+    <query>".
+
+    `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts.
+    """
     ids, lengths = packed.tokens.tolist(), packed.lengths.tolist()
     known: dict[tuple[int | None, int], str] = {}
     between = "" if getattr(view.model, "tokenizer", None) is not None else " "
@@ -313,15 +318,15 @@ def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) 
 
 
 def _text_behind(view: AttentionView, before: int | None, token: int) -> str:
-    """Return a token's text behind another token.
+    """Return the text of `token` when it follows the token `before` (None: the prompt begins with it).
 
-    Some tokenizers write no space in front of a text's first token, and others one that no token has. So the two are
-    read together, and the text of the first is taken off.
+    Tokenizers add or drop a space at the start of a text, so both tokens are decoded together and the text of `before`
+    is removed.
     """
     alone = token_text(view, token)
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     if tokenizer is None or before is None or max(before, token) >= len(tokenizer):
         return alone
     read: Callable[..., str] = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
-    front, both = read([before]), read([before, token])
-    return both[len(front) :] if both.startswith(front) and len(both) > len(front) else alone
+    front, joined = read([before]), read([before, token])
+    return joined[len(front) :] if joined.startswith(front) and len(joined) > len(front) else alone

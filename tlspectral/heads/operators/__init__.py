@@ -1,1 +1,3 @@
-"""Query-key and output-value operators of heads, norm-folded and factored, their self-check, a penalty on a part."""
+"""Query-key and output-value operators of heads as thin factors; their check against the model's scores; a training
+penalty.
+"""

@@ -1,8 +1,7 @@
-"""`qk_penalty`: the share of one part in the query-key operators of heads, as a term of a training loss.
+"""`qk_penalty`: the share of M_S, M_A or phase in the query-key operators of heads, as a term of a training loss.
 
-From thin factors: `||M||^2 = <W_Q^T W_Q, W_K^T W_K>`, `||M_A||^2 = (||M||^2 - tr M^2) / 2` with
-`tr M^2 = tr (W_K^T W_Q)^2`. That takes products of d_head x d_head, O(d_model d_head^2) a head; the norms of the `M_t`
-take inner products of columns, O(d_model d_head).
+Everything is computed from thin factors. `||M||^2 = <W_Q^T W_Q, W_K^T W_K>` and `||M_A||^2 = (||M||^2 - tr M^2) / 2`
+with `tr M^2 = tr (W_K^T W_Q)^2` cost O(d_model d_head^2) per head; the norms of M_t cost O(d_model d_head).
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ def qk_penalty(
     folded: bool = True,
     detach_denominator: bool = False,
 ) -> Float[Tensor, ""]:
-    """Return the share of a part in the query-key operator, mean over heads, as a function of the model's parameters.
+    """Return the share of M_S, M_A or phase in the query-key operators of heads: their mean, differentiable.
 
-    Added to a loss, it lowers that part of the heads during training ("Fingerprint, Not Blueprint", section 10).
-    Gradients reach W_Q, W_K, the gain of the norm in front, the gains of a query/key norm, and gain and phase of a
-    spectral model.
+    Add it to a training loss to lower that part ("Fingerprint, Not Blueprint", section 10).
 
     >>> import torch, tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -48,40 +45,38 @@ def qk_penalty(
     >>> loss.backward()
 
     Args:
-        model: a TransformerBridge or HookedTransformer, folded or not.
-        part: whose share is returned, in [0, 1] up to rounding. M_S and M_A are parts of the one matrix M, under rotary
-            positions the M of two tokens at distance 0: what `ablate` removes as `"symmetric_static"`.
-            `"antisymmetric"` (`"M_A"`): ||M_A||^2 / ||M||^2, the square of `dir_frac`.
-            `"symmetric"` (`"M_S"`): ||M_S||^2 / ||M||^2, 1 less that.
-            `"rope_phase"` (`"Im(M_t)"`): sum_t ||Im M_t||^2 / sum_t (||Re M_t||^2 + ||Im M_t||^2) over the rotary pairs
-            of a head. Norms are squared here and plain in `rope_imag_frac`, so the two differ.
-        heads: as in `ablate`; None is every head (for `"rope_phase"`: of layers with rotary positions). Heads that
-            share keys share W_K: a step on it moves all of them, whichever is chosen.
-        folded: of the operator that the head table describes: norm gains folded in, centred under LayerNorm. With False
-            of W_Q and W_K as stored, which is what FP penalises; a norm's gain then gets no gradient.
-        detach_denominator: take the denominator for a constant in the gradient, as FP's runs do: a step then shrinks
-            the part, and does not enlarge the rest of M. The value is the same. It is not the gradient of the share.
+        model: a TransformerBridge or HookedTransformer, with norms folded or not.
+        part: the part whose share is returned, between 0 and 1:
+
+            * `"antisymmetric"` (`"M_A"`): ||M_A||^2 / ||M||^2, the square of `dir_frac`.
+            * `"symmetric"` (`"M_S"`): ||M_S||^2 / ||M||^2, 1 less the share of M_A.
+            * `"rope_phase"` (`"Im(M_t)"`): sum_t ||Im M_t||^2 / sum_t ||M_t||^2 over the rotary pairs of a head.
+
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all (for `"rope_phase"`: all with rotary positions). Heads that share keys share W_K: a step on W_K
+            changes all of them.
+        folded: True uses M with norm gains folded in, as the head table does. False uses the stored W_Q and W_K, as the
+            paper does; gains then get no gradient.
+        detach_denominator: True treats the denominator as a constant in the gradient, as the paper's runs do. The value
+            is the same; a step then shrinks the part without enlarging the rest of M.
 
     Returns:
-        A scalar on the model's device, in float32, or float64 for a model in float64; `torch.autocast` does not lower
-        that. In float32 the rounding is some 1e-7. It requires a gradient where one of the parameters does.
+        A scalar tensor on the model's device, in float32 (float64 for a float64 model), also under `torch.autocast`.
 
     Raises:
-        TypeError: a name or path: files have no parameters to train.
+        TypeError: `model` is a name or path; files have no parameters to train.
         ValueError: an unknown part.
-        BadHead: a head that does not exist, or no heads at all.
-        UnsupportedArchitecture: phase of a head without rotary positions; a layer that cannot be read, or only without
-            gradient.
-        BadWeights: weights that are not finite or quantised, or an operator that is 0, of which nothing has a share.
+        BadHead: a head does not exist, or `heads` is empty.
+        UnsupportedArchitecture: phase of a head without rotary positions; a layer that cannot be read with gradients.
+        BadWeights: weights are not finite or are quantised, or an operator is 0.
 
-    What it does not establish: that the head does without the part. It says nothing of the loss, of what the head
-    attends to, or of other heads that take the part over; under rotary positions the phase may stay when M_A goes.
+    Not established: that the head works without the part; other heads may take over. More: docs/training.md.
     """
     name: PenalizedPart = chosen_part(part, PENALIZED_PARTS)
     with measured(model, report_hooks=False) as view:
         chosen = dict.fromkeys(view.layers) if heads is None else heads_by_layer(view, heads)
         if not chosen:
-            raise BadHead("no heads to penalise: heads is empty; None means every head")
+            raise BadHead("heads= is empty: give at least one head, such as heads='L5H1', or heads=None for all")
         shares = []
         with _without_autocast(view.device):
             for layer, indices in chosen.items():
@@ -90,18 +85,21 @@ def qk_penalty(
                     if indices is None:
                         continue
                     raise UnsupportedArchitecture(
-                        f"{head_name(layer, indices[0])}: no rotary positions, so it has no phase"
+                        f"{head_name(layer, indices[0])} has no rotary positions, so no phase: leave it out of heads=, "
+                        "or give part='antisymmetric'"
                     )
                 part_square, whole = _squares(factors, name)
                 _require_a_share(view, whole, layer, indices)
                 shares.append((part_square / (whole.detach() if detach_denominator else whole)).to(view.device))
         if not shares:
-            raise UnsupportedArchitecture("no layer of the model has rotary positions, so no head has phase")
+            raise UnsupportedArchitecture(
+                "no layer of the model has rotary positions, so no head has phase: give part='antisymmetric'"
+            )
         return torch.cat(shares).mean()
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without mixed precision, in which the products would have three digits."""
+    """Return a context that switches mixed precision off on `device`; with it the products would have three digits."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -110,7 +108,10 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def antisymmetric_squares(
     w_q: Float[Tensor, "heads d_model d_head"], w_k: Float[Tensor, "heads d_model d_head"]
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return ||M_A||^2 and ||M||^2 of each head, differentiable. Near 0 the first is rounding of either sign."""
+    """Return ||M_A||^2 and ||M||^2 of each head, both differentiable, with M = W_Q W_K^T.
+
+    Rounding can make the first slightly negative near 0.
+    """
     squared = ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((-2, -1))  # heads
     core = w_k.mT @ w_q  # heads d_head d_head
     trace = (core * core.mT).sum((-2, -1))  # heads; tr M^2
@@ -118,7 +119,7 @@ def antisymmetric_squares(
 
 
 def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return, for each head, the squared norm of the part and the squared norm of the whole."""
+    """Return two tensors [heads]: the squared norm of the part and the squared norm of the whole operator."""
     if part == "rope_phase":
         assert factors.rotary is not None
         real, imag = phase_squares(factors.w_q, factors.w_k, factors.rotary)
@@ -128,12 +129,16 @@ def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, "
 
 
 def _require_a_share(view: AttentionView, whole: Float[Tensor, " heads"], layer: int, heads: list[int] | None) -> None:
-    wrong = torch.nonzero(~((whole > 0) & whole.isfinite())).flatten().tolist()
-    if not wrong:
+    """Raise BadWeights if the squared norm of the query-key operator of some head of `layer` is 0 or not finite.
+
+    `whole` has these squared norms, `heads` the numbers of the heads; None: all heads of the layer.
+    """
+    zero = torch.nonzero(~((whole > 0) & whole.isfinite())).flatten().tolist()
+    if not zero:
         return
     view.layer(layer)  # names a weight that is NaN or infinite
-    head = wrong[0] if heads is None else heads[wrong[0]]
+    head = zero[0] if heads is None else heads[zero[0]]
     raise BadWeights(
-        f"{head_name(layer, head)}: the squared norm of its operator is {whole[wrong[0]].item()}, so no part has a "
-        "share in it; leave the head out of heads="
+        f"{head_name(layer, head)}: the squared norm of its query-key operator is {whole[zero[0]].item()}, so no part "
+        "has a share in it; leave the head out of heads="
     )

@@ -1,4 +1,6 @@
-"""Checks that the view reproduces a model's own attention scores. Nothing is reported for a model where it does not."""
+"""Compare the attention scores computed from the folded weights with the model's own. A model that differs gets no
+table.
+"""
 
 from typing import Any, Literal, NamedTuple
 
@@ -23,10 +25,12 @@ _NOT_BILINEAR = "this model's attention is not the bilinear form that was read f
 
 
 class LayerCheck(NamedTuple):
-    """The result of checking a layer.
+    """The result of comparing the rebuilt scores of one layer with the model's own.
 
-    `record` is what tables store: the worst |ours - model's| over unmasked entries, the largest error allowed, the
-    layer, and what was compared. `outside_m` is the share of score variance, within a query's row, outside M.
+    Attributes:
+        record: dict stored with tables: `worst_error` (largest |ours - model's| over unmasked entries), `tolerance`,
+            `layer`, `compared` ("scores" or "pattern").
+        outside_m: share of the score variance within a query's row that does not come from M, for each head.
     """
 
     record: dict[str, Any]
@@ -36,32 +40,33 @@ class LayerCheck(NamedTuple):
 def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
     """Rebuild every layer's attention scores from its folded weights and compare them with the model's own.
 
+    Use it before you trust a number from the weights of a new model; the head table runs it by itself.
+
     >>> import tlspectral as tls
     >>> bool(tls.verify_scores(tls.load_model("tiny-rope")).max() < 1e-4)
     True
 
-    The input of each layer is taken from a pass of the model; norm, biases, M, rotation (the model's own cos and sin
-    tables), scale and softcap are ours, in float64. Masked entries are left out. Where a bridge exposes no scores, the
-    softmax is compared with the model's pattern. ALiBi is compared up to a shift of each query's row, which the softmax
-    does not see.
+    The input of each layer comes from a run of the model. Norm, biases, M, rotation, scale and softcap are computed
+    here in float64, with the model's cos and sin tables.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        prompts: in any form that `Task` takes: strings, ids [batch, pos], or a tokenizer's batch, whose padding is left
-            out. None takes 24 ids drawn at random (seed 0), so that no tokenizer is needed.
+        prompts: strings, ids [batch, pos], or a tokenizer's batch. Default: 24 random ids (seed 0), so no tokenizer is
+            needed.
 
     Returns:
-        Series, index `layer`: the worst absolute error of that layer.
+        Series with index `layer`: the largest absolute error of each layer, over heads and unmasked pairs of tokens.
+        The unit is a score before the softmax (a logit), or an attention probability in models that expose only the
+        pattern. A returned Series means that all layers passed.
 
     Raises:
-        ScoreMismatch: an error exceeds 1e-5 + 1e-5 max|score| (float32 and wider) or 4 eps max|score| (16-bit); for
-            patterns 1e-5 or eps max|score|. Or a rotary layer has no frequencies: its pairs do not rotate by one angle
-            per token.
+        ScoreMismatch: an error exceeds its tolerance, or the rotary pairs of a layer do not rotate by one angle per
+            token.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
-        ValueError, TypeError: prompts that cannot be read (as in `Task`), longer than the positions that the model has,
-            or than the length up to which its score scale holds.
+        ValueError, TypeError: prompts cannot be read, or are longer than the model or its score scale allows.
 
-    What it does not establish: that TransformerLens reproduces the published model (`load_model` compares them).
+    Not established: that TransformerLens reproduces the published model; `load_model` compares these. More:
+    docs/table.md.
     """
     with measured(model) as view:
         errors = {layer: check.record["worst_error"] for layer, check in check_scores(view, prompts).items()}
@@ -69,10 +74,12 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
 
 def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerCheck]:
-    """Check the scores of a view as `verify_scores` does, and return all results by layer.
+    """Compare the scores of each layer, rebuilt from its folded weights, with the model's own.
 
-    Raises ScoreMismatch for a score that differs, UnsupportedArchitecture and BadWeights for a layer that cannot be
-    read.
+    Return a dict from layer to `LayerCheck`: `.record` (error and tolerance) and `.outside_m` (share of score variance
+    outside M, per head). `prompts`: strings, token ids, or a tokenizer's batch; None: 24 random ids. Raises
+    ScoreMismatch for scores that differ by more than the tolerance; UnsupportedArchitecture or BadWeights for a layer
+    that cannot be read.
     """
     packed = checked_prompts(view, prompts)
     names = {index: view.hook_names(index) for index in view.layers}
@@ -83,15 +90,15 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
 
 
 def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return the caller's prompts, or for None the random one of `check_prompt`.
+    """Return the caller's prompts as packed token ids; for None, one prompt of 24 random ids (seed 0).
 
-    Raises ValueError, TypeError for prompts that cannot be read or are too long.
+    Raises ValueError or TypeError for prompts that cannot be read or are too long.
     """
     return even_rows(check_prompt(view)) if prompts is None else packed_prompts(view, prompts)
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
-    """Return 24 ids drawn at random (seed 0), fewer where the context or the valid length of a layer is shorter."""
+    """Return one prompt of 24 random ids (seed 0); fewer where the context or a layer's valid length is shorter."""
     limits = [view.raw(index).valid_up_to for index in view.layers]
     length = min([CHECK_LENGTH, view.n_ctx, *(limit for limit in limits if limit)])
     return torch.randint(0, view.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
@@ -100,7 +107,12 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 def _check_layer(
     view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor], real: Bool[Tensor, "batch pos"]
 ) -> LayerCheck:
-    view.rotary(index)  # the prompt can be too short to show that the layer has no frequencies
+    """Return the check of layer `index`: the largest error of its rebuilt scores, and the score variance outside M.
+
+    `names` has the hook names of the layer, `captured` the activations of the run by hook name, `real` is True at
+    tokens. Raises ScoreMismatch if the error exceeds its tolerance.
+    """
+    view.rotary(index)  # raises if pairs have no frequencies, which a short prompt may not show
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()
     allowed = _allowed(pattern, index, view.causal) & real[:, None, :, None]
@@ -111,7 +123,7 @@ def _check_layer(
         theirs = captured[names["scores"]].cpu().double()
         allowed = allowed & view.reader.unmasked(view.model, index, captured[names["scores"]]).cpu()
         scale = theirs[allowed].abs().max()
-        if raw.alibi is not None:
+        if raw.alibi is not None:  # equal up to a shift of each row, which the softmax does not see
             theirs, ours = _centred_rows(theirs, allowed), _centred_rows(ours, allowed)
         error = (ours - theirs)[allowed].abs().max()
     else:
@@ -119,7 +131,7 @@ def _check_layer(
         scale = ours[allowed].abs().max()
         rebuilt = ours.masked_fill(~allowed, -torch.inf).softmax(-1)
         error = (rebuilt - pattern)[allowed].abs().max()
-    found, allowed_difference = nearest_bound(
+    worst, allowed_difference = nearest_bound(
         error,
         scale,
         raw.w_q.dtype,
@@ -128,29 +140,35 @@ def _check_layer(
         not_without_hooks(view.model, _NOT_BILINEAR),
         ScoreMismatch,
     )
-    record = {"worst_error": found, "tolerance": allowed_difference, "layer": index, "compared": compared}
+    record = {"worst_error": worst, "tolerance": allowed_difference, "layer": index, "compared": compared}
     return LayerCheck(record, share.numpy())
 
 
 def _allowed(
     pattern: Float64[Tensor, "batch heads pos pos"], index: int, causal: bool
 ) -> Bool[Tensor, "batch heads pos pos"]:
-    """Return the entries that the model attends to: causal, and not zeroed by a window; in an encoder all."""
+    """Return a mask of the entries that the model attends to: in a decoder, those with a positive weight; in an
+    encoder, all.
+
+    Raises UnsupportedArchitecture if a decoder attends to later keys.
+    """
     if not causal:
         return torch.ones_like(pattern, dtype=torch.bool)
     above = torch.ones(pattern.shape[-2:], dtype=torch.bool).triu(1)
     if bool((pattern[..., above] > 0).any()):
         raise UnsupportedArchitecture(
-            f"layer {index}: queries attend to later keys; of encoders, BERT and RoBERTa are read"
+            f"layer {index}: queries attend to later keys, as in an encoder; supported encoders are BERT and RoBERTa"
         )
     return pattern > 0
 
 
 def _centred_rows(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Return the scores less the mean of each query's row over the entries that `allowed` marks."""
     unmasked = torch.where(allowed, scores, 0.0)
     return unmasked - unmasked.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True)
 
 
 def _row_variance(scores: Tensor, allowed: Tensor) -> Float64[Tensor, "heads"]:
+    """Return the variance of each head's scores within a query's row, over the entries that `allowed` marks."""
     centred = torch.where(allowed, _centred_rows(scores, allowed), 0.0)
     return centred.square().sum((0, 2, 3)) / allowed.sum((0, 2, 3))

@@ -1,1 +1,1 @@
-"""One attention score as a sum of what was written into the residual stream."""
+"""Attention scores and head outputs as sums over the writes of earlier components to the residual stream."""

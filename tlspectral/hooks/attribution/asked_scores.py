@@ -1,4 +1,4 @@
-"""Which attention scores are asked for: of one prompt, of a list of prompts with positions, or of a task."""
+"""The attention scores that `qk_attribution` divides: of one prompt, of a list of prompts, or of a task."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, attention_positions, position_of
 from tlspectral.models.running.prompts import packed_prompts
@@ -19,7 +20,12 @@ from tlspectral.tasks.task_sequences import task_sequences
 
 @dataclass(frozen=True)
 class AskedScore:
-    """One score of one prompt."""
+    """One attention score to divide.
+
+    Attributes:
+        tokens: token ids of a prompt.
+        query, key: positions of query and key, counted from 0.
+    """
 
     tokens: Int[Tensor, "one pos"]
     query: int
@@ -28,9 +34,11 @@ class AskedScore:
 
 @dataclass(frozen=True)
 class AskedScores:
-    """The scores that are asked for.
+    """The attention scores that `qk_attribution` divides.
 
-    `several`: a list or a task was given, so that numbers are means.
+    Attributes:
+        scores: prompt and positions of each score.
+        several: True for a list or a task; numbers are then means over the scores.
     """
 
     scores: list[AskedScore]
@@ -38,68 +46,89 @@ class AskedScores:
 
     @property
     def distinct(self) -> Int[np.ndarray, "scores"]:
-        """The number of each score, one for those that are equal in positions and in tokens up to the query."""
+        """An integer per score, equal for scores with equal positions and equal tokens up to the query."""
         known: dict[str, int] = {}
         keys = [f"{score.tokens[:, : score.query + 1].tolist()} {score.query} {score.key}" for score in self.scores]
         return np.array([known.setdefault(key, len(known)) for key in keys])
 
 
 def asked_scores(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScores:
-    """Return the scores that `qk_attribution` is asked for. Raises ValueError and TypeError as it does."""
+    """Return the scores that the arguments `prompt`, `query` and `key` of `qk_attribution` name.
+
+    `prompt` is one prompt, a list of (prompt, query, key), or a `Task`. Raises ValueError and TypeError for unusable
+    prompts or positions, or arguments that do not go together.
+    """
     if isinstance(prompt, Task):
         return AskedScores(_of_task(view, prompt, query, key), several=True)
     if query is None and key is None:
         if not isinstance(prompt, list | tuple) or not all(
-            isinstance(one, list | tuple) and len(one) == 3 and not isinstance(one[0], int) for one in prompt
+            isinstance(entry, list | tuple) and len(entry) == 3 and not isinstance(entry[0], int) for entry in prompt
         ):
             raise TypeError(
-                "give query and key, the positions of the two tokens; or a list of (prompt, query, key); or a Task"
+                "query= and key= are missing: give query and key, the positions of the two tokens; or a list of "
+                "(prompt, query, key); or a Task with attention="
             )
         if not prompt:
-            raise ValueError("the list of (prompt, query, key) is empty")
-        return AskedScores([_one(view, *one) for one in prompt], several=True)
-    return AskedScores([_one(view, prompt, query, key)], several=False)
+            raise ValueError("the list of (prompt, query, key) is empty: give one entry or more")
+        return AskedScores([_score(view, *entry) for entry in prompt], several=True)
+    return AskedScores([_score(view, prompt, query, key)], several=False)
 
 
-def _one(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScore:
+def _score(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScore:
+    """Return the score of one prompt with positions counted from 0.
+
+    Raises ValueError for several prompts or a position outside the prompt, TypeError for a position that is not a
+    number.
+    """
     packed = packed_prompts(view, prompt)
     require_one(packed, "one score is")
     return AskedScore(packed.tokens, *_positions(query, key, packed.tokens.shape[1]))
 
 
 def require_one(prompts: PackedTokens, what: str) -> None:
-    """Refuse what is not of one prompt. Raises ValueError."""
+    """Raise ValueError unless there is exactly one prompt; `what` begins the message, such as "one score is"."""
     if len(prompts.tokens) != 1:
-        raise ValueError(f"{what} of one prompt; found {len(prompts.tokens)} prompts")
+        raise ValueError(f"{what} of one prompt; found {len(prompts.tokens)} prompts: give one of them")
 
 
 def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[AskedScore]:
+    """Return one score for each prompt of a task, at its `attention` positions or at `query` and `key`.
+
+    Raises ValueError and TypeError for positions that are missing or not in a prompt.
+    """
     sequences = task_sequences(view, task)
     if query is None and key is None:
         pairs = attention_positions(sequences.lengths, task.attention)
         if pairs is None:
-            raise ValueError("the task has no attention=: give query and key, names of its positions or numbers")
+            raise ValueError("the task has no attention=: give query= and key=, names of its positions or numbers")
         queries, keys = pairs.T.tolist()
     else:
         if query is None or key is None:
-            raise TypeError("give both query and key, names of the task's positions or numbers; or neither")
+            raise TypeError("only one of query= and key= is given: give both query and key, or neither")
         queries, keys = (position_of(sequences, at, what).tolist() for at, what in ((query, "query"), (key, "key")))
     rows = zip(sequences.tokens, sequences.lengths.tolist(), queries, keys, strict=True)
     return [AskedScore(row[None, :n], *_positions(at_query, at_key, n)) for row, n, at_query, at_key in rows]
 
 
 def _positions(query: Any, key: Any, length: int) -> tuple[int, int]:
+    """Return (query, key), counted from 0, in a prompt of `length` tokens.
+
+    Raises ValueError if the key is after the query or a position is outside the prompt.
+    """
     at_query, at_key = (position_in(length, at, name) for at, name in ((query, "query"), (key, "key")))
     if at_key > at_query:
-        raise ValueError(f"key {at_key} is behind query {at_query}: a query sees itself and earlier keys")
+        raise ValueError(f"key {at_key} is behind query {at_query}: give a key at or before the query")
     return at_query, at_key
 
 
 def position_in(length: int, given: Any, name: str) -> int:
-    """Return a position in a prompt, from 0 on. Raises TypeError for no whole number, ValueError for none in it."""
+    """Return the position `given` in a prompt of `length` tokens, counted from 0. A negative one counts from the end.
+
+    `name` is the argument for messages. Raises TypeError unless it is a whole number, ValueError outside the prompt.
+    """
     position = whole_number(given)
     if position is None:
-        raise TypeError(f"{name} is the position of a token, a whole number; found {given!r}")
+        raise TypeError(f"{name}= must be the position of a token, a whole number; found {shown(given)}")
     if not -length <= position < length:
         raise ValueError(f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}")
     return position % length

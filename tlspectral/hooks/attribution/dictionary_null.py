@@ -1,4 +1,7 @@
-"""What a table of feature pairs does not say by itself: how much is the error's, and what other features would give."""
+"""Attrs of a table of feature pairs: the share of the error, and a p-value against features of other tokens.
+
+The error is the part of the stream that a dictionary (sparse autoencoder) does not explain.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,27 @@ from tlspectral.hooks.attribution.divisions import DividedScore
 from tlspectral.hooks.attribution.score_terms import pair_parts
 
 MOST_DRAWS, TURNS = 999, 20
-"""Draws of the tokens whose features stand at query and key; random turns of the decoder."""
+"""Most random draws of other tokens for `max_p`, and random rotations of the decoder for `error_share_turned`."""
 
 
 def dictionary_notes(
     dictionary: Dictionary, divided: list[DividedScore], weights: Float64[Tensor, "scores"]
 ) -> dict[str, Any]:
-    """Return what `attrs` say of a dictionary: the error's share, the same of a turned decoder, `max_p` and its floor.
+    """Return a dict of attrs of a score that was divided by a dictionary.
 
-    `weights` are the weights of the scores in the mean, and sum to 1.
+    The error is the part of the stream that the dictionary does not explain. `error_score` is the sum of all rows with
+    the error, in logits, `error_share` this sum over the score, and `error_share_turned` the same share with the
+    decoder rotated at random. `max_p` is the p-value of the largest row of two features against features of other
+    tokens, `max_p_floor` its smallest possible value, `max_p_draws` the number of draws. `weights` are the weights of
+    the scores in the mean.
     """
-    score = sum(weight * each.row.score for weight, each in zip(weights.tolist(), divided, strict=True))
-    of_error = sum(weight * _error_score(each) for weight, each in zip(weights.tolist(), divided, strict=True))
+    weighted = [*zip(weights.tolist(), divided, strict=True)]
+    score = sum(weight * divided_score.row.score for weight, divided_score in weighted)
+    of_error = sum(weight * _error_score(divided_score) for weight, divided_score in weighted)
     generator = torch.Generator().manual_seed(0)
     turned = 0.0
-    for weight, each in zip(weights.tolist(), divided, strict=True):
-        turned += weight * sum(_turned_error_score(each, generator) for _ in range(TURNS)) / TURNS
+    for weight, divided_score in weighted:
+        turned += weight * sum(_turned_error_score(divided_score, generator) for _ in range(TURNS)) / TURNS
     max_p, floor, draws = _max_p(dictionary, divided, weights, generator)
     return {
         "error_share": of_error / score if score else float("nan"),
@@ -43,17 +51,20 @@ def dictionary_notes(
 
 
 def _error_score(divided: DividedScore) -> float:
-    """Return the sum of all rows with the error at the query, at the key, or at both."""
+    """Return the sum of the totals of all rows with the error at the query, at the key, or at both, in logits.
+
+    The error is the part of the stream that the dictionary does not explain.
+    """
     at = [names.index(ERROR) for names in divided.names]
     rows = (divided.pairs[:, 0] == at[0]) | (divided.pairs[:, 1] == at[1])
     return float(divided.total[rows].sum())
 
 
 def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> float:
-    """Return `_error_score` with the same activations of features whose decoder is turned at random.
+    """Return `_error_score`, in logits, for the same activations after a random rotation of the decoder.
 
-    A random rotation keeps lengths and angles between features. Only the active rows of the decoder are turned: into a
-    random frame of their span, which has the distribution that a rotation of the whole space gives.
+    A rotation keeps the lengths of features and the angles between them. Only rows of active features are rotated, into
+    a random frame of their span. This has the same distribution as a rotation of the whole space.
     """
     streams = divided.run.residual[:2]
     written = [terms.written[:-2] for terms in (divided.query, divided.key)]
@@ -71,18 +82,23 @@ def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> fl
 def _max_p(
     dictionary: Dictionary, divided: list[DividedScore], weights: Tensor, generator: torch.Generator
 ) -> tuple[float, float, int]:
-    """Return p of the largest |mean| of a pair of features, against features of other tokens, its floor, and the draws.
+    """Return the p-value of the largest |mean| of a pair of features, its smallest possible value, and the draws.
 
-    In each draw query and key of a prompt have the features of two tokens of the prompt, under the norms of these
-    tokens' own streams. Under the norms of the score's tokens, features of a longer stream would count for more. Every
-    draw gives its largest pair, so that p is corrected for the number of pairs. For one score all pairs of tokens are
-    taken, where there are not too many: the score's own is one of them. The floor is p of the largest value of all.
+    In each draw, query and key get the features of two random tokens of the prompt, under the norms of these tokens'
+    own streams. p is the share of draws whose largest |mean| over pairs of features is at least as large, so it is
+    corrected for the number of pairs. For one score with at most 999 pairs of tokens, all pairs are taken instead of
+    random ones. `weights` are the weights of the scores in the mean.
     """
-    reads = [_token_reads(dictionary, each) for each in divided]
+    # The run has the query's and the key's token first, then all tokens of the prompt: hence + 2 below.
+    reads = [_token_reads(dictionary, score) for score in divided]
     lengths = [len(features) - 2 for features, _, _ in reads]
-    same = [each.run.positions[0] == each.run.positions[1] for each in divided]
+    same = [score.run.positions[0] == score.run.positions[1] for score in divided]
 
     def largest(places: list[tuple[int, int]]) -> float:
+        """Return the largest |weighted sum over scores| of a pair of features, in logits.
+
+        `places` has for each score the tokens whose features stand at the query and at the key.
+        """
         return _largest(divided, reads, weights, places, len(dictionary.decoder))
 
     every = [(a, a) for a in range(lengths[0])] if same[0] else [*permutations(range(lengths[0]), 2)]
@@ -98,15 +114,22 @@ def _max_p(
 
 
 def _reaching(values: Float64[Tensor, "values"], observed: float) -> tuple[float, float]:
-    """Return the shares of values that reach the observed one and that reach the largest one, up to rounding."""
+    """Return the share of values that are at least `observed`, and the share that equal the largest value.
+
+    Values that differ by rounding count as equal.
+    """
     observed_share, largest_share = (
-        float((values >= one * (1 - 1e-12)).double().mean()) for one in (observed, float(values.max()))
+        float((values >= bound * (1 - 1e-12)).double().mean()) for bound in (observed, float(values.max()))
     )
     return observed_share, largest_share
 
 
 def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return, of each token of a run, its features and what queries and keys at the two tokens read of them."""
+    """Return three lists over tokens: numbers of the active features, their queries, and their keys.
+
+    The query of a feature is the vector that the head's W_Q makes of the feature's write, [features, d_head]; the key
+    likewise by W_K.
+    """
     form, residual = divided.form, divided.run.residual
     features, queries, keys = [], [], []
     assert divided.activations is not None
@@ -125,12 +148,17 @@ def _largest(
     places: list[tuple[int, int]],
     n_features: int,
 ) -> float:
-    """Return the largest |weighted sum over scores| of a pair of features, at the query and key of `places`."""
+    """Return the largest |weighted sum over scores| of any pair of features, in logits.
+
+    `reads` are the results of `_token_reads`, one per score. `places` has, for each score, the token whose features
+    stand at the query and the token whose features stand at the key. `n_features` is the number of features of the
+    dictionary.
+    """
     pairs, totals = [], []
-    for each, (features, queries, keys), weight, (query, key) in zip(
+    for score, (features, queries, keys), weight, (query, key) in zip(
         divided, reads, weights.tolist(), places, strict=True
     ):
-        scores = each.form.scores(queries[query], keys[key]).whole()[0]
+        scores = score.form.scores(queries[query], keys[key]).whole()[0]
         pairs.append((features[query][:, None] * n_features + features[key]).flatten())
         totals.append(weight * scores.flatten())
     numbers, place = torch.cat(pairs).unique(return_inverse=True)

@@ -1,4 +1,4 @@
-"""What the file of a sparse autoencoder says of the model it was made on, compared with the model that is given."""
+"""`DictionaryOrigin`: the model that a sparse autoencoder was trained on, by its file, compared with a given model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tlspectral.models.loading.finding import same_model
 from tlspectral.models.reading.norms import is_centred
 from tlspectral.models.reading.view import AttentionView
 
-# SAELens took TransformerLens' processed model up to the version before, and an unprocessed one since; in
-# `model_from_pretrained_kwargs` stands what differs from that.
+# From this version on SAELens trains on unprocessed models of TransformerLens, before it on processed ones. Exceptions
+# are in `model_from_pretrained_kwargs`.
 _UNPROCESSED_FROM = (3, 19, 2)
 _KEPT = ("model_name", "hook_name", "model_from_pretrained_kwargs", "prepend_bos", "context_size", "dataset_path")
 _STEP = re.compile(r"(?:step|checkpoint-)(\d+)")
@@ -25,16 +25,18 @@ _STEP = re.compile(r"(?:step|checkpoint-)(\d+)")
 
 @dataclass(frozen=True)
 class DictionaryOrigin:
-    """The model of a dictionary, as its file describes it.
+    """The model that a dictionary (features of the residual stream, such as a sparse autoencoder) was trained on.
+
+    Read from its cfg.json, in the layout of SAELens.
 
     Attributes:
-        where: the file.
-        model: name of the model; None: not said.
-        step: its training step, or its number in TransformerLens' list of checkpoints; None: the last step.
-        centred: True: the writing weights were centred, so the stream has mean zero. False: they were not. None: not
-            said.
-        processed_by_default: `centred` is not said, and the file is of a SAELens that centred by default.
-        said: settings that tables store.
+        where: path of the file.
+        model: name of the model; None if the file does not name it.
+        step: its training step, or its number in TransformerLens' list of checkpoints as text; None: the last step.
+        centred: True if the writing weights were centred, so that the stream has mean zero over d_model; False if not;
+            None if the file does not tell.
+        processed_by_default: True if `centred` is None and the file is from a SAELens that centred by default.
+        recorded: settings of the file that tables store.
     """
 
     where: Path
@@ -42,13 +44,14 @@ class DictionaryOrigin:
     step: int | str | None
     centred: bool | None
     processed_by_default: bool
-    said: dict[str, Any]
+    recorded: dict[str, Any]
 
     @classmethod
     def read(cls, where: Path, given: Mapping[str, Any], settings: Mapping[str, Any]) -> DictionaryOrigin:
-        """Return the origin in a cfg.json: its settings as `given`, and with today's names and without nesting.
+        """Return the origin of a dictionary from its cfg.json, whose path is `where`.
 
-        Raises ValueError for `model_from_pretrained_kwargs` of another form, and layers that contradict each other.
+        `given` are the settings as written in the file, `settings` the same with current names and without nesting.
+        Raises ValueError for a malformed `model_from_pretrained_kwargs`, or if hook_layer contradicts hook_name.
         """
         options = settings.get("model_from_pretrained_kwargs")
         if not isinstance(options, dict | None):
@@ -68,45 +71,45 @@ class DictionaryOrigin:
         return cls(
             where=where,
             model=str(model) if model else None,
-            step=_said_step(options),
+            step=_trained_step(options),
             centred=centred,
             processed_by_default=centred is None and old,
-            said={name: settings[name] for name in _KEPT if settings.get(name) is not None},
+            recorded={name: settings[name] for name in _KEPT if settings.get(name) is not None},
         )
 
     def compare(self, view: AttentionView) -> None:
-        """Warn where the model's name or training step is not the one in the file."""
+        """Warn if the model has another name or training step than the dictionary's file says. Return None."""
         source = view.source
         name, revision = source["model"], source.get("revision")
         if self.model and name not in (None, "external") and not same_model(self.model, str(name)):
             warn_caller(
-                f"{self.where} says that the dictionary was made on {self.model}, and this model is {name}: on another "
-                "model its features mean nothing"
+                f"{self.where} says that the dictionary was made on {self.model}, and this model is {name}: its "
+                f"features mean nothing here; load {self.model}, or a dictionary for this model"
             )
             return
-        given = _step(revision)
+        own_step = _step(revision)
         # A number of a checkpoint in TransformerLens' list (a text here) is not compared with a step.
-        same = given is not None if isinstance(self.step, str) else self.step == given
+        same = own_step is not None if isinstance(self.step, str) else self.step == own_step
         if self.model and not same:
             steps = [
-                "the last training step" if step is None else f"training step {step}" for step in (self.step, given)
+                "the last training step" if step is None else f"training step {step}" for step in (self.step, own_step)
             ]
             warn_caller(
                 f"{self.where} says that the dictionary was made on {self.model} at {steps[0]}, and this model is at "
-                f"{steps[1]}"
+                f"{steps[1]}: load the model at that step, or a dictionary for this step"
             )
 
     def encoder(
         self, view: AttentionView, layer: int, encode: Callable[[Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """Return the encoder to use on the streams that enter a layer of this model.
+        """Return a function like `encode`, from streams to activations, for streams that enter a layer of the model.
 
-        TransformerLens centres writing weights only in models with LayerNorm. A centred stream is the raw stream
-        minus its mean over d_model, so the encoder subtracts that mean if the dictionary was trained on centred streams
-        and this model is raw. The encoder raises ValueError in two cases: the dictionary was trained on raw streams and
-        this model is centred, so the mean is lost; or the model has a norm behind its embedding (BLOOM), where the
-        centred stream is not the raw stream minus its mean.
+        The returned function first subtracts the mean over d_model if the dictionary was trained on centred streams and
+        this model is raw. It raises ValueError if the dictionary was trained on raw streams and this model is centred,
+        or if it was trained on centred streams and this raw model has a norm behind its embedding (BLOOM).
         """
+        # TransformerLens centres writing weights only in models with LayerNorm. A centred stream is the raw stream
+        # minus its mean over d_model, unless a norm stands behind the embedding.
         raw = view.raw(layer)
         if raw.norm.kind != "LN":
             return encode
@@ -115,28 +118,32 @@ class DictionaryOrigin:
         embedding_norm, to_warn = view.has_embedding_norm, self.processed_by_default
 
         def encode_checked(streams: Tensor) -> Tensor:
+            """Return the dictionary's activations of streams, which are centred before if its training needs it.
+
+            Raises ValueError if the streams cannot be made like those of the training.
+            """
             nonlocal to_warn
             centred_here = writes_centred or is_centred(streams, eps)
             if self.centred is False and centred_here:
                 raise ValueError(
-                    f"{self.where}: the dictionary was made on streams as they are (center_writing_weights is false), "
-                    f"and the streams of this model, {name}, are centred: their mean over d_model is lost. Load the "
-                    "model without processing (load_model; HookedTransformer.from_pretrained_no_processing)"
+                    f"{self.where}: the dictionary was made on raw streams (center_writing_weights is false), and the "
+                    f"streams of {name} are centred, so their mean over d_model is lost. Load the model without "
+                    "processing: tls.load_model, or HookedTransformer.from_pretrained_no_processing"
                 )
             if self.centred and not centred_here:
                 if embedding_norm:
                     raise ValueError(
-                        f"{self.where}: the dictionary was made on a model with center_writing_weights, and {name} has "
-                        "a norm behind its embedding, so that its centred streams cannot be made of raw ones: give "
-                        "the model as TransformerLens processes it (enable_compatibility_mode, from_pretrained)"
+                        f"{self.where}: the dictionary was made on centred streams (center_writing_weights). {name} "
+                        "has a norm behind its embedding, so its raw streams cannot be centred afterwards: give the "
+                        "processed model (enable_compatibility_mode, HookedTransformer.from_pretrained)"
                     )
                 streams = streams - streams.mean(-1, keepdim=True)
             if to_warn and not centred_here:
                 to_warn = False
                 warn_caller(
-                    f"{self.where} does not say whether the dictionary was made on centred streams, and SAELens before "
+                    f"{self.where} does not say whether the dictionary was made on centred streams. SAELens before "
                     f"{'.'.join(map(str, _UNPROCESSED_FROM))} centred them by default; the streams of this model are "
-                    'not centred, and are taken as they are. Write "model_from_pretrained_kwargs": '
+                    'not centred, and are used as they are. Write "model_from_pretrained_kwargs": '
                     '{"center_writing_weights": true} (or false) into the file'
                 )
             return encode(streams)
@@ -144,8 +151,11 @@ class DictionaryOrigin:
         return encode_checked
 
 
-def _said_step(options: Mapping[str, Any]) -> int | str | None:
-    """Return the training step in arguments of `from_pretrained`."""
+def _trained_step(options: Mapping[str, Any]) -> int | str | None:
+    """Return the training step from arguments of `from_pretrained` as a number; "number N" for a checkpoint index.
+
+    None if the arguments name neither.
+    """
     if options.get("checkpoint_index") is not None:
         return f"number {options['checkpoint_index']}"
     value = options.get("checkpoint_value")
@@ -153,6 +163,6 @@ def _said_step(options: Mapping[str, Any]) -> int | str | None:
 
 
 def _step(revision: Any) -> int | None:
-    """Return the training step that a revision names; None for another revision, and for none."""
+    """Return the training step in a revision such as "step3000"; None for any other revision."""
     match = _STEP.fullmatch(str(revision))
     return int(match[1]) if match else None

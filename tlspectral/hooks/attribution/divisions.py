@@ -1,4 +1,7 @@
-"""One score of one prompt, divided among pairs of terms: sources, singular modes, features or rotary frequencies."""
+"""Division of one attention score among pairs of terms: sources, singular modes, features or rotary frequencies.
+
+A source is an earlier component (embedding, head, MLP) that wrote to the residual stream.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,17 @@ BIAS, ALIBI = "bias", "alibi"
 
 @dataclass(frozen=True)
 class DividedScore:
-    """One score of one prompt as a sum over pairs of terms.
+    """One attention score of one prompt as a sum over pairs of terms of the query's and the key's residual stream.
 
     Attributes:
-        query, key: the terms of the two streams; of a division by frequency both streams as they are.
-        names: of the terms at the query and at the key, behind them the bias of the projection and ALiBi.
-        pairs: numbers of the terms of each row.
-        parts: the four `PARTS` of each row.
-        activations: of the features of a dictionary at all tokens of the run; None without a dictionary.
+        run: activations of the run. Its first two tokens are the query and the key.
+        form: the head's score as a function of the two streams.
+        row: the scores of the query for all keys in the run.
+        query, key: the terms of the two streams; for a division by frequency one term, the whole stream.
+        names: names of the terms at the query and at the key, each followed by "bias" and "alibi".
+        pairs: for each row the index of its query term and of its key term in `names`.
+        parts: four parts of each row, in logits: M_S, M_A, Im(M_t), and terms with biases or ALiBi.
+        activations: feature activations of a dictionary at all tokens of the run; None without a dictionary.
     """
 
     run: TracedRun
@@ -56,29 +62,37 @@ class DividedScore:
 
     @property
     def total(self) -> Float64[Tensor, "rows"]:
-        """Sum of the parts of each row."""
+        """Sum of the four parts of each row, in logits."""
         return self.parts.sum(0)
 
     @property
     def remainder(self) -> float:
-        """By how much the model's own score exceeds the sum of the rows."""
+        """The model's own score minus the sum of all rows, in logits."""
         return self.row.score - float(self.total.sum())
 
     def without(self, pairs: list[tuple[str, str]]) -> Float64[Tensor, "pairs"]:
-        """Return what the score loses with each of some pairs of terms, all norms taken again; 0 for no such pair."""
+        """Return the score, in logits, that is lost when each pair of terms is removed.
+
+        Every norm is computed again. `pairs` are names of a query term and a key term. A pair that this score does not
+        have gives 0.
+        """
         lost = torch.zeros(len(pairs), dtype=torch.float64)
-        numbers = [self._numbers(*pair) for pair in pairs]
-        known = [place for place, pair in enumerate(numbers) if pair is not None]
-        given = torch.tensor([numbers[place] for place in known]).reshape(-1, 2)
-        # Nothing is read of ALiBi, so that the score without it is the score less its value.
-        is_alibi = given[:, 0] == len(self.names[0]) - 1
+        indices = [self._indices(*pair) for pair in pairs]
+        known = [place for place, pair in enumerate(indices) if pair is not None]
+        removed = torch.tensor([indices[place] for place in known]).reshape(-1, 2)
+        # ALiBi does not depend on the streams: without it the score loses exactly its value.
+        is_alibi = removed[:, 0] == len(self.names[0]) - 1
         streams = (self.query.written, self.key.written, self.run.residual[:2])
-        measured = removed_pairs(self.form, *streams, torch.where(is_alibi[:, None], 0, given))
+        measured = removed_pairs(self.form, *streams, torch.where(is_alibi[:, None], 0, removed))
         lost[known] = torch.where(is_alibi, torch.tensor(self.row.alibi or 0.0, dtype=torch.float64), measured)
         return lost
 
     def without_key_terms(self, gone: list[str]) -> tuple[float, float]:
-        """Return what the score loses without all of some terms in the key: the sum of their rows, and measured."""
+        """Return the score that is lost without some terms in the key: predicted (sum of their rows), and measured.
+
+        `gone` are names of key terms, which are removed together. For the measured loss every norm is computed again.
+        Both are in logits.
+        """
         names = self.names[1]
         numbers = {names.index(name) for name in gone if name in names}
         predicted = self.total[torch.isin(self.pairs[:, 1], torch.tensor(sorted(numbers)))].sum()
@@ -86,7 +100,8 @@ class DividedScore:
         alibi = (self.row.alibi or 0.0) * (len(names) - 1 in numbers)
         return float(predicted), float(measured) + alibi
 
-    def _numbers(self, at_query: str, at_key: str) -> tuple[int, int] | None:
+    def _indices(self, at_query: str, at_key: str) -> tuple[int, int] | None:
+        """Return the index of a query term and of a key term in `names`; None if the score lacks one of them."""
         known = at_query in self.names[0] and at_key in self.names[1]
         return (self.names[0].index(at_query), self.names[1].index(at_key)) if known else None
 
@@ -94,7 +109,12 @@ class DividedScore:
 def divided_score(
     view: AttentionView, head: tuple[int, int], asked: AskedScore, by: DividedBy, dictionary: Dictionary | None = None
 ) -> DividedScore:
-    """Divide one score of a run among sources, features, modes or frequencies. Raises as `qk_attribution`."""
+    """Divide one attention score of a head among sources, features, modes or frequencies; return the `DividedScore`.
+
+    `head` is (layer, head). `asked` has the prompt and the positions of query and key. With a dictionary the terms are
+    its features. Raises ScoreMismatch if the rows do not add up to the model's score, UnsupportedArchitecture if the
+    layer cannot be divided, and ValueError for a masked key.
+    """
     if by == "frequency":
         return _by_frequency(view, head, asked)
     run, form, row = _traced(
@@ -119,17 +139,20 @@ def divided_score(
 
 
 def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore) -> DividedScore:
-    """Divide a score among the rotary pairs of the head, and columns that do not turn."""
+    """Divide a score among the rotary pairs of the head; return the `DividedScore`.
+
+    Columns that do not rotate are one row, `no rotation`. Raises UnsupportedArchitecture without rotary positions.
+    """
     layer = head[0]
     rotary = view.rotary(layer)
     if rotary is None:
         raise UnsupportedArchitecture(
-            f"layer {layer} has no rotary positions, so its scores have no frequencies: by='source' or by='mode'"
+            f"layer {layer} has no rotary positions, so its scores have no frequencies: give by='source' or by='mode'"
         )
     run, form, row = _traced(view, head, asked, sources=False)
     columns = form.query.reads.weight.new_zeros(rotary.n_pairs, form.query.reads.weight.shape[-1])
-    each = torch.arange(rotary.n_pairs)
-    columns[each, rotary.real_index] = columns[each, rotary.imag_index] = 1.0
+    frequencies = torch.arange(rotary.n_pairs)
+    columns[frequencies, rotary.real_index] = columns[frequencies, rotary.imag_index] = 1.0
     names = [f"frequency {number}" for number in range(rotary.n_pairs)]
     if len(rotary.still_columns):
         columns, names = torch.cat([columns, 1.0 - columns.sum(0, keepdim=True)]), [*names, "no rotation"]
@@ -144,10 +167,14 @@ def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore)
 def _traced(
     view: AttentionView, head: tuple[int, int], asked: AskedScore, *, sources: bool, every: bool = False
 ) -> tuple[TracedRun, HeadForm, QueryRow]:
+    """Run the prompt of a score; return its activations, the head's score function and the query's own scores.
+
+    `sources`: keep the writes of earlier layers. `every`: keep the streams of all tokens, after query and key.
+    """
     layer, length = head[0], asked.tokens.shape[1]
     raw = view.raw(layer)
     require_even_scale(raw, layer, length)
-    require_own_projections(raw, layer, "a score is not taken apart through the norms of its latents")
+    require_own_projections(raw, layer, "a score cannot be divided, because its latents have norms")
     positions = [asked.query, asked.key, *(range(length) if every else ())]
     run = traced_run(view, asked.tokens, layer, positions, sources=sources)
     tables = rotation_tables(view, raw.rotary, layer, length, run.captured)
@@ -165,6 +192,10 @@ def _with_alibi(
     pairs: Tensor,
     parts: Tensor,
 ) -> DividedScore:
+    """Return the divided score, with a row for ALiBi if the layer has it. Arguments are the fields of `DividedScore`.
+
+    Raises ScoreMismatch if the rows do not add up to the model's score.
+    """
     if row.alibi is not None:
         pairs = torch.cat([pairs, torch.tensor([[len(names[0]) - 1, len(names[1]) - 1]])])
         parts = torch.cat([parts, parts.new_tensor([[0.0], [0.0], [0.0], [row.alibi]])], dim=1)
@@ -173,10 +204,11 @@ def _with_alibi(
 
 
 def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[StreamTerms, StreamTerms]:
-    """Return the components of the two streams along the singular vectors of M, and what is left of the streams.
+    """Return the query's and the key's stream as components along the singular vectors of M, plus a rest `no mode`.
 
-    The head reads nothing of what is left, but where M has a lower rank than W_Q or W_K. With the tokens exchanged it
-    reads some: then it adds to the symmetric part what it takes from the antisymmetric one.
+    M is the query-key matrix W_Q W_K^T, norms folded in. The total of the rest is 0, unless M has a lower rank than W_Q
+    or W_K. With the tokens exchanged its score need not be 0, so its symmetric and antisymmetric parts can differ from
+    0 and cancel.
     """
     group, first = readable_group(view.raw(head[0]), head[1])
     (modes,) = query_key_modes(fold_attention(group, head[0]), [head[1] - first])

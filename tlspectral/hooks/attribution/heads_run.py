@@ -1,4 +1,4 @@
-"""What heads of some layers wrote at one position of a run, as sums over keys, and the streams that went into it."""
+"""`HeadsRun` and `HeadWrite`: the output of heads at one position of a run, as a sum over keys."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, layer_
 
 @dataclass(frozen=True)
 class HeadsRun:
-    """One run of a prompt, seen from a query.
+    """Activations of one prompt that determine the output of some heads at one position, the query.
 
     Attributes:
-        kept: activations by hook point: streams and writes at the query alone or at all keys up to it, values at the
-            keys, patterns of the query.
-        whole: layers whose streams and writes are kept at all keys.
-        logits: at the query; None where the run ended before.
+        tokens: token ids of the prompt.
+        query: position of the query.
+        kept: activations by hook name: streams and writes at the query, or at all keys up to it for layers in `whole`;
+            values at the keys; the query's attention.
+        whole: layers whose streams and writes are kept at all keys up to the query.
+        logits: logits at the query; None if the run stopped before the end.
     """
 
     tokens: Int[Tensor, "one pos"]
@@ -39,15 +41,18 @@ class HeadsRun:
     logits: Float[Tensor, "d_vocab"] | None
 
     def stream(self, name: str) -> Float64[Tensor, "d_model"]:
-        """Return what passed a hook point of the stream at the query."""
+        """Return the residual stream at the query, from the hook point with this name, in float64 on the CPU."""
         return in_float64(self.kept[name])[0, -1].cpu()
 
     def traced(self, view: AttentionView, layer: int, positions: list[int]) -> TracedRun:
-        """Return what the run shows of the streams that enter a layer of `whole` at some keys."""
+        """Return the streams that enter a layer at some keys, and the writes of earlier layers there, as a `TracedRun`.
+
+        `layer` must be in `whole`. `positions` are the positions of the keys.
+        """
         cut = {
             name: value[:, positions]
-            for each in self.whole
-            for point, name in view.hook_names(each).items()
+            for kept_layer in self.whole
+            for point, name in view.hook_names(kept_layer).items()
             if point in WRITE_POINTS and (value := self.kept.get(name)) is not None
         }
         residual = in_float64(cut[view.hook_names(layer)["residual"]])[0].cpu()
@@ -65,9 +70,18 @@ def heads_run(
     also: str | None = None,
     logits: bool = False,
 ) -> HeadsRun:
-    """Run one prompt and keep what `HeadsRun` holds of some layers, and the stream at the hook point `also`.
+    """Run one prompt and return the activations of the heads of `layers` at the query.
 
-    With `logits` the run goes to its end. Raises UnsupportedArchitecture for a layer that shows no pattern.
+    Args:
+        view: the model.
+        tokens: token ids of the prompt.
+        query: position of the query.
+        layers: layers whose heads are measured.
+        whole: layers whose streams and writes are kept at all keys up to the query.
+        also: name of one more hook point of the stream to keep at the query.
+        logits: run to the end and keep the logits at the query.
+
+    Raises UnsupportedArchitecture if a layer does not show its attention or values.
     """
     keys, here, every = slice(query + 1), slice(query, query + 1), slice(None)
     cuts: dict[str, tuple[Any, ...]] = {}
@@ -92,32 +106,40 @@ def heads_run(
     unseen = [name for layer in layers for name in _seen(view, layer) if name not in kept]
     if unseen:
         raise UnsupportedArchitecture(
-            f"{unseen[0]} never fired, so it is not known what the head reads of each token; load the model with "
+            f"{unseen[0]} never fired, so the head's values and attention are unknown: load the model with "
             'attn_implementation="eager"'
         )
     return HeadsRun(tokens, query, kept, whole, at_query)
 
 
 def _seen(view: AttentionView, layer: int) -> list[str]:
+    """Return the names of the hook points of a layer that must fire: attention pattern and values."""
     names = view.hook_names(layer)
     return [names["pattern"], names["value"]]
 
 
 def _keep(kept: dict[str, Tensor], name: str, cut: tuple[Any, ...], activation: Tensor, hook: Any) -> None:
+    """Store `activation[cut]` in `kept`, under the name of its hook point."""
     kept[name] = activation.detach()[cut].clone()
 
 
 @dataclass(frozen=True)
 class HeadWrite:
-    """What heads of a layer write at the query, `sum_j weights_j * gate * values_j @ w_o`, in float64 on the CPU.
+    """The output of heads of a layer at the query, as the sum over keys j of `weights_j * gate * values_j @ w_o`.
+
+    All tensors are in float64 on the CPU.
 
     Attributes:
-        w_o: with multiplier, gain and scale of a norm behind the attention.
-        gate: factors of a gated attention, 1 elsewhere.
-        kv_heads: key/value head of each head.
-        own: what the heads write by the model's own z.
-        remainder: largest distance between that and the sum, over heads, as a share of its length.
-        stored: type of the layer's weights.
+        layer: the layer.
+        heads: its heads that are measured.
+        weights: attention of the query to each key.
+        values: value vector of each key.
+        gate: factors of gated attention; 1 in other models.
+        w_o: output matrix W_O, with multiplier, gain and scale of a norm behind the attention.
+        kv_heads: index of the key/value head of each head.
+        own: the output of each head, computed from the model's own z (the head's output before W_O).
+        remainder: largest distance between `own` and the sum over keys, as a share of the length of `own`.
+        stored: dtype of the layer's weights.
     """
 
     layer: int
@@ -134,10 +156,10 @@ class HeadWrite:
 
 @torch.no_grad()
 def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int]) -> HeadWrite:
-    """Return what heads of a layer of a run write at its query.
+    """Return the output of some heads of a layer at the query of a run, as a sum over keys.
 
-    Raises ScoreMismatch where z is not pattern times values (times the gate), and UnsupportedArchitecture where the
-    attention does not add what its heads write, as under hooks that edit it.
+    Raises ScoreMismatch if the run's z (the heads' output before W_O) is not attention times values (times the gate),
+    and UnsupportedArchitecture if the layer adds something else to the stream than the output of its heads.
     """
     names, raw = view.hook_names(layer), view.raw(layer)
     at_query = {
@@ -161,13 +183,13 @@ def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int])
     own_z = z[0, 0, heads].cpu()
     sum_z = einsum(weights, values, "head key, head key d_head -> head d_head") * gate
     off, size = (sum_z - own_z).norm(dim=-1), own_z.norm(dim=-1)
-    said = "what it writes is not the sum of pattern times values; they differ"
+    problem = "its z is not the sum of pattern times values; they differ"
     nearest_bound(
         off,
         size.clamp_min(float(z.norm(dim=-1).mean())),
         raw.w_q.dtype,
         "live z",
-        [f"layer {layer}, head {head}: {said}" for head in heads],
+        [f"layer {layer}, head {head}: {problem}" for head in heads],
         LOOK_FOR_HOOKS,
         ScoreMismatch,
     )

@@ -1,4 +1,4 @@
-"""`ov_attribution`: what heads write at one position, as a sum over the tokens that they read it from."""
+"""`ov_attribution`: the output of heads at one position, as a sum over the tokens that they attend to."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ Term = Literal["token", "source", "head"]
 
 BIAS = "bias"
 AT_ONCE = 128 * 2**20
-"""Bytes of what sources write at the keys that are taken apart together; several copies of it are in memory."""
+"""Most bytes of the sources' writes at the keys that are computed together; memory holds several copies."""
 
 OV_ATTRIBUTION = Schema(
     "ov_attribution",
     (
         *HEAD,
         *columns("""
-            source?       | label            | What wrote to the key's stream, or a feature; else error or bias.
+            source?       | label            | Head, MLP or embedding that wrote to the key's stream, or a feature; or
+                          |                  | error or bias.
             position?     | index            | Position of the key that the head attends to.
             token?        | text             | Token of the key; its id without a tokenizer.
             contribution? | of the direction | Inner product of the term's write with the direction. With direction=.
             norm?         | of the stream    | Length of the term's write; under LayerNorm without its mean over
                           |                  | d_model, which no reader sees. Without direction=.
-            cosine?       | cosine           | Of the term's write with all that the head writes at the query, both as
-                          |                  | for norm; NaN for no write. Without direction=.
+            cosine?       | cosine           | Cosine between the term's write and the head's whole write at the query
+                          |                  | (centred as for norm); NaN for a write of 0. Without direction=.
         """),
     ),
     "`tls.ov_attribution`; what heads write at one position as a sum",
@@ -67,69 +68,45 @@ def ov_attribution(
     by: Term = "token",
     dictionary: Dictionary | None = None,
 ) -> pd.DataFrame:
-    """Divide what heads write at one position among the tokens that they attend to, and what these hold.
+    """Split the output of heads at one position into a sum over the tokens that they attend to.
 
     >>> import tlspectral as tls, torch
-    >>> tokens = torch.arange(3, 20).repeat(2)
-    >>> table = tls.ov_attribution(tls.load_model("tiny-rope"), tokens, None, query=-2, direction=(19, 4))
+    >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2)
+    >>> table = tls.ov_attribution(model, tokens, None, query=-2, direction=(19, 4))
     >>> table.loc[0, ["name", "token"]].tolist()
     ['L1H3', '19']
 
-    At query i a head writes sum_j A_ij (n(x_j) W_V + b_V) W_O, x_j the stream at key j, n the norm in front. With the
-    attention A and all norms as numbers of this run, that is a sum over keys j, and over what wrote x_j. Held are the
-    scale of the norm in front at each key, the scale of a norm behind the attention (Gemma 2 and 3, OLMo 2) at the
-    query, and the gate of gated attention; a multiplier is in. All is computed in float64 on the CPU from one run.
-
-    A `direction` d makes of each write w the number w . d:
-
-    * a pair of answers, (" Mary", " John"): the contribution to logit(first) - logit(second), through the final norm
-      with its scale in the run (centred under LayerNorm). Left out are biases of final norm and unembedding, in
-      `attrs["outside_stream"]`, and a softcap of the logits: with one, numbers are of the difference in front of it.
-    * a receiver, "L18KV2.k" or "L20H3.q" or "L20H3.v", in a later layer: r = n(x) W, the norm of its layer held, is
-      what it reads of the stream at the query, without biases, before a norm of queries or keys and rotation. The
-      number is the component along r / |r| of what it reads of w, so that the whole stream has |r|,
-      `attrs["read_norm"]`.
-    * a vector [d_model]: the plain inner product.
+    Use it to see which tokens a head copies from, and how much this adds to an answer. At query i a head writes sum_j
+    A_ij (n(x_j) W_V + b_V) W_O: A is the attention, x_j the stream at key j, n the norm in front. Attention, norms and
+    gates are held as in this run.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        prompt: one prompt in any form that `Task` takes: a string, ids [pos] or [1, pos], or a tokenizer's batch.
-        heads: one head or several in any form, or None for all; with a receiver for all that write before it reads.
-            Several need a direction.
-        query: position at which the heads write; negative ones count from the end.
-        direction: see above; None gives length and cosine of each write in place of a contribution.
-        by: `"token"` has a row per head and key up to the query, `"head"` one per head. `"source"` has one per head,
-            key and source of the key's stream: the embedding, learned positions, each earlier head and MLP, biases of
-            attention, and `bias`, the head's own b_V with the norm's. What layers write is kept at all keys up to the
-            query; sources are taken apart in groups of keys, of about 128 MiB each.
-        dictionary: with `by="source"`, features of the stream that enters the heads' layer, see
-            `tls.Dictionary`: its active features, `dictionary bias` and `error` are then the sources. Look at
-            `attrs["error_share"]` first: the sum of all rows of the error over the sum of all rows; without a direction
-            of their components along what the head writes.
+        model: TransformerBridge or HookedTransformer.
+        prompt: one prompt: text, or token ids [pos].
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), or a list of these. None: all heads (before the layer of a
+            receiver that is given as `direction`). Several heads need a direction.
+        query: position at which the heads write, negative from the end.
+        direction: the number to compute for each term. Default: None, its length, and its cosine with the whole write.
+            Answers (" Mary", " John"): its contribution to logit(first) - logit(second). A receiver "L20H3.q",
+            "L20H3.v" or "L18KV2.k": its component along the receiver's input. A vector [d_model]: the inner product.
+        by: "token" (default): a row per head and key. "head": a row per head. "source": a row per head, key and source
+            of the key's stream (embedding, learned positions, each earlier head and MLP, biases).
+        dictionary: with by="source", a `tls.Dictionary` for the stream that enters the heads' layer; its active
+            features, `dictionary bias` and `error` are then the sources. First read the error's share, "error_share".
 
     Returns:
         DataFrame, largest |contribution| (or norm) first. Columns: `layer, head, name, source?, position?, token?,
-        contribution?, norm?, cosine?`. `attrs`: `query`, `query_token`, `by`, `direction` in words; `remainder`, the
-        largest distance between the sum over tokens and what a head writes by the model's own z, as a share of its
-        length, and the `tolerance` of that; `norm_behind_held`: True where a norm stands behind the attention of one of
-        the layers; `gate_held`; of two answers `logit_difference`, the run's, `outside_stream` and `final_softcap`
-        (None without one); of a receiver `read_norm`; and the model's origin.
+        contribution?, norm?, cosine?`. `contribution` is in logits for answers. `attrs`: the direction in words, and
+        the `remainder`: the largest distance of the sum from the model's own write, as a share of its length.
 
     Raises:
-        BadHead: no such head or receiver.
-        ScoreMismatch: the terms do not sum to what a head writes within 1e-3 of its z (16-bit: 0.1), or the sources to
-            its values within 1e-4 of the largest (16-bit: 0.1).
-        UnsupportedArchitecture, BadWeights: a layer cannot be read; the residual stream is not the sum of its writes,
-            as under hooks that edit it; sources through a latent or a norm of values; a receiver of latent attention;
-            answers of a model whose logits are not what final norm and unembedding give.
-        ValueError, TypeError: several heads without a direction, a receiver that reads before a head writes, a prompt
-            that cannot be read or is not one, a position outside it, or arguments that do not go together.
+        BadHead: a head or receiver does not exist.
+        ScoreMismatch: the terms do not add up to the model's own write, or the sources to its values.
+        UnsupportedArchitecture, BadWeights: a layer cannot be read or divided in this way.
+        ValueError, TypeError: arguments do not go together, or a prompt or position is not usable.
 
-    What it does not establish: that the head matters for the answer. It is the direct effect alone: what later layers
-    make of the write is not in it, nor that a norm shrinks when the write is gone. The attention is held, so that
-    nothing is said of why the head looks there. Terms of opposite sign can cancel. A write includes the head's value
-    bias only where TransformerLens' `fold_value_biases` has not moved it into the bias of the layer
-    (docs/from_transformerlens.md).
+    Not established: that the head matters. This is the direct effect alone, with attention and norms held. More:
+    docs/attribution.md
     """
     require_division(by, ("token", "source", "head"), dictionary)
     with measured(model) as view:
@@ -147,7 +124,7 @@ def ov_attribution(
         point = None if along is None else along.point(view)
         answers = along is not None and along.layer(view) == view.n_layers and point is not None
         run = heads_run(view, prompts.tokens, query, list(chosen), whole=whole, also=point, logits=answers)
-        vector, said = (None, {}) if along is None else along.vector(view, run)
+        vector, notes = (None, {}) if along is None else along.vector(view, run)
         writes = [head_write(view, run, layer, some) for layer, some in chosen.items()]
         tables = [_rows(view, run, write, vector, by, dictionary) for write in writes]
         frame = _sorted(stacked(tables))
@@ -157,8 +134,8 @@ def ov_attribution(
         attrs = {
             "query": query,
             "query_token": token_text(view, int(prompts.tokens[0, query])),
-            "direction": None if along is None else along.said(view),
-            **said,
+            "direction": None if along is None else along.in_words(view),
+            **notes,
             "remainder": max(write.remainder for write in writes),
             "tolerance": max(noise_of("live z", write.stored)[1] for write in writes),
             "norm_behind_held": any(
@@ -176,12 +153,14 @@ def ov_attribution(
 def _require_together(
     view: AttentionView, chosen: dict[int, list[int]], along: Direction | None, *, every: bool
 ) -> dict[int, list[int]]:
-    """Return the heads that are measured. Raises ValueError where they and the direction do not go together."""
+    """Return the heads to measure, by layer. Raises ValueError if they do not go with the direction.
+
+    `chosen` is a dict from layer to heads, `along` the direction or None. `every`: the user gave no heads, so heads
+    after a receiver are left out instead of refused.
+    """
     if along is None:
         if sum(map(len, chosen.values())) != 1:
-            raise ValueError(
-                "several heads need a direction, along which what they write is compared: give direction= or one head"
-            )
+            raise ValueError("several heads need a direction, to compare their writes: give direction=, or one head")
         return chosen
     below = along.layer(view)
     if every:
@@ -189,17 +168,23 @@ def _require_together(
     late = [layer for layer in chosen if layer >= below]
     if late or not chosen:
         where = f"heads of layer {late[0]} write" if late else "any head writes"
-        raise ValueError(f"{along.said(view)} reads before {where}: give a receiver in a later layer")
+        raise ValueError(f"direction={along.in_words(view)!r} reads before {where}: give a receiver in a later layer")
     return chosen
 
 
 def _require_sources(view: AttentionView, chosen: dict[int, list[int]]) -> None:
-    """Refuse layers whose values are not linear in the stream."""
+    """Raise UnsupportedArchitecture for layers whose values are not linear in the stream (norm of values or latent).
+
+    `chosen` is a dict from layer to heads.
+    """
     for layer in chosen:
         raw = view.raw(layer)
-        require_own_projections(raw, layer, "values are not taken apart through the norm of their latent")
+        require_own_projections(raw, layer, "values cannot be divided among sources, because their latent has a norm")
         if raw.v_norm is not None:
-            raise UnsupportedArchitecture(f"layer {layer}: a norm of values, through which they are not taken apart")
+            raise UnsupportedArchitecture(
+                f"layer {layer}: its values have a norm, so they cannot be divided among sources: give by='token' or "
+                "by='head'"
+            )
 
 
 def _rows(
@@ -210,7 +195,11 @@ def _rows(
     by: Term,
     dictionary: Dictionary | None,
 ) -> pd.DataFrame:
-    """Return the rows of the heads of a layer, without tokens."""
+    """Return a DataFrame with the rows of the heads of one layer; the column `token` is filled later.
+
+    `run` has the activations, `write` the heads' output at the query, `vector` the direction (None for norm and
+    cosine), `by` the kind of terms.
+    """
     measure = _Measure.of_write(view, write, vector)
     if by == "source":
         value = _values_of_stream(view, write.layer)
@@ -224,10 +213,15 @@ def _rows(
 
 @dataclass(frozen=True)
 class _Measure:
-    """What is read of a term of z of each head: its component along a direction, or the term itself.
+    """Turns terms of z (a head's output before W_O) into numbers: a component along a direction, or norm and cosine.
 
-    `project` takes values to one number, W_O d, or leaves them as they are but for the gate. `centred`: a LayerNorm
-    reads the stream, and takes the mean over d_model out of every write.
+    Attributes:
+        write: the heads and their write at the query.
+        project: for a direction d the gate times W_O d, so that values times this are one number; else the gate, so
+            that values times this are gated values.
+        directed: True if the user gave a direction.
+        centred: True if a LayerNorm reads the stream, so the mean over d_model of a write has no effect and is taken
+            out.
     """
 
     write: HeadWrite
@@ -237,16 +231,20 @@ class _Measure:
 
     @classmethod
     def of_write(cls, view: AttentionView, write: HeadWrite, vector: Float64[Tensor, "d_model"] | None) -> "_Measure":
+        """Return the measure of a write along the direction `vector`, or of its norm and cosine if `vector` is None."""
         centred = view.raw(write.layer).norm.kind == "LN"
         if vector is None:
             return cls(write, torch.diag_embed(write.gate), False, centred)
         return cls(write, (write.gate * (write.w_o @ vector))[..., None], True, centred)
 
     def frame(self, terms: Float64[Tensor, "heads terms read"], labels: dict[str, Any]) -> pd.DataFrame:
-        """Return a row per head and term; labels are one for each term."""
+        """Return a DataFrame with a row per head and term: `layer, head`, labels, and `contribution` or `norm, cosine`.
+
+        `labels` is a dict from column to an entry for each term.
+        """
         heads, count = terms.shape[:2]
         columns = {"layer": self.write.layer, "head": np.repeat(self.write.heads, count)}
-        columns |= {name: np.tile(np.asarray(each), heads) for name, each in labels.items()}
+        columns |= {name: np.tile(np.asarray(entries), heads) for name, entries in labels.items()}
         if self.directed:
             return pd.DataFrame(columns | {"contribution": terms[..., 0].flatten().numpy()})
         written, own = terms[0] @ self.write.w_o[0], self.write.own[0]
@@ -259,7 +257,12 @@ class _Measure:
 
 @dataclass(frozen=True)
 class _StreamValues:
-    """Values as a function of the stream: `n(x) @ weight + bias`, the norm's gain and bias folded in."""
+    """The values of a layer as a function of the stream x: `norm(x) @ weight + bias`, gain and bias folded in.
+
+    Attributes:
+        norm: the norm in front of the attention.
+        weight, bias: W_V and its bias for each key/value head.
+    """
 
     norm: Normalization
     weight: Float64[Tensor, "kv_heads d_model d_head"]
@@ -267,6 +270,7 @@ class _StreamValues:
 
 
 def _values_of_stream(view: AttentionView, layer: int) -> _StreamValues:
+    """Return the function from the residual stream to the values of a layer (norm, weight, bias), in float64."""
     raw = view.raw(layer)
     norm, weight = raw.norm.as_(double), double(raw.w_v)
     bias = folded_bias(weight, None if raw.b_v is None else double(raw.b_v), norm)
@@ -281,8 +285,12 @@ def _source_rows(
     measure: _Measure,
     dictionary: Dictionary | None,
 ) -> Iterator[tuple[Float64[Tensor, "heads terms read"], dict[str, Any]]]:
-    """Yield what is read of the sources of some keys, and their labels, then of the bias of values."""
-    # A direction is carried to the stream first, so that terms are numbers there, and not a z for each head.
+    """Yield pairs (numbers, labels) of the terms by source, for groups of keys.
+
+    The numbers are [heads, terms, read], where `read` is 1 along a direction and d_head otherwise. The labels are a
+    dict with `source` and `position` of each term. The last item is the bias of the values, if there is one.
+    """
+    # The direction is carried back to the stream first. Each term is then one number instead of a z for each head.
     weight, bias = value.weight[write.kv_heads] @ measure.project, value.bias[write.kv_heads][:, None] @ measure.project
     n_sources = sum(view.n_heads(layer) + 2 if layer in view.layers else 2 for layer in range(write.layer)) + 3
     n_terms = n_sources if dictionary is None else len(dictionary.decoder)
@@ -310,6 +318,10 @@ def _source_rows(
 def _features(
     dictionary: Dictionary, streams: Float64[Tensor, "keys d_model"], keys: list[int]
 ) -> Iterator[tuple[list[str], Int[Tensor, "terms"], Float64[Tensor, "terms d_model"]]]:
+    """Yield for each key the names of its dictionary terms, the key's position for each term, and their writes.
+
+    `streams` are the residual streams at the keys, `keys` their positions.
+    """
     for key, stream, activations in zip(keys, streams, dictionary.activations(streams), strict=True):
         terms = dictionary.terms(stream, activations)
         yield terms.names, torch.full((len(terms.names),), key), terms.written
@@ -318,29 +330,36 @@ def _features(
 def _require_own_values(
     write: HeadWrite, value: _StreamValues, streams: Float64[Tensor, "keys d_model"], keys: list[int]
 ) -> None:
-    """Refuse a run whose values do not follow from its streams. Raises ScoreMismatch."""
+    """Raise ScoreMismatch if the values of the run differ from `value`, applied to the streams at these keys.
+
+    `write` has the values of the run, `value` the function from streams to values, `keys` the positions of the streams.
+    """
     heads = write.kv_heads
     own = write.values[:, keys]
     off = value.norm.normalized(streams) @ value.weight[heads] + value.bias[heads][:, None] - own
-    said = "its values are not those of the stream; they differ"
+    problem = "its values are not those of the stream; they differ"
     nearest_bound(
         off.abs().amax((1, 2)),
         write.values.abs().amax((1, 2)),
         write.stored,
         "live reads",
-        [f"layer {write.layer}, head {head}: {said}" for head in write.heads],
+        [f"layer {write.layer}, head {head}: {problem}" for head in write.heads],
         LOOK_FOR_HOOKS,
         ScoreMismatch,
     )
 
 
 def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows, largest first."""
+    """Return the rows sorted by |contribution|, or by norm without a direction, largest first."""
     size = frame["contribution" if "contribution" in frame else "norm"].abs()
     return frame.iloc[np.argsort(-size.to_numpy(), kind="stable")].reset_index(drop=True)
 
 
 def _error_share(frame: pd.DataFrame) -> float:
-    """Return the sum of the error's rows over the sum of all rows, along the direction or the head's whole write."""
+    """Return the sum of the rows of the error, divided by the sum of all rows.
+
+    The error is the part of the stream that a dictionary does not explain. Summed are contributions, or without a
+    direction the components along the head's whole write.
+    """
     along = frame["contribution"] if "contribution" in frame else (frame["norm"] * frame["cosine"]).fillna(0.0)
     return float(along[frame["source"] == ERROR].sum() / along.sum())

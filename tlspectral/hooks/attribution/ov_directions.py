@@ -1,4 +1,4 @@
-"""Directions that a write to the stream is measured along: of two answers, of what a receiver reads, or a vector."""
+"""The three kinds of `direction` of `ov_attribution`: a pair of answers, a receiver, or a vector."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from tlspectral.selection import Receiver, whole_number
 from tlspectral.tasks.metrics import LogitDifference
 
 FORMS = (
-    'a direction is a pair of answers (" Mary", " John") or of token ids, a receiver such as "L18KV2.k" or "L20H3.q", '
-    "or a vector [d_model]"
+    'give a pair of answers (" Mary", " John") or of token ids, a receiver such as "L18KV2.k" or "L20H3.q", or a '
+    "vector [d_model]"
 )
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Logit of the first of two tokens less the logit of the second."""
+    """The direction that raises the logit of token id `first` over the logit of token id `second`."""
 
     first: int
     second: int
 
     def layer(self, view: AttentionView) -> int:
-        """Return the layer that reads, heads of earlier ones being measured."""
+        """Return the layer before which measured heads stand: the number of layers, because logits come last."""
         return view.n_layers
 
     def point(self, view: AttentionView) -> str:
-        """Return the hook point of the stream that is read."""
+        """Return the name of the hook point of the stream behind the last layer, which the logits read."""
         return view.hook_names(view.n_layers - 1)["residual_after"]
 
-    def said(self, view: AttentionView) -> str:
-        """Return the direction in words."""
+    def in_words(self, view: AttentionView) -> str:
+        """Return the direction in words, such as "' Mary' - ' John'"."""
         return f"{token_text(view, self.first)!r} - {token_text(view, self.second)!r}"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the direction, and what `attrs` say of it.
+        """Return the direction, and a dict of attrs: `logit_difference`, `outside_stream` and `final_softcap`.
 
-        Raises UnsupportedArchitecture where the run's logits are not linear behind the final norm, but for a softcap.
+        The inner product of a write with the direction is its contribution to logit(first) - logit(second). The final
+        norm keeps its scale in the run. `outside_stream` is the difference from biases. Raises UnsupportedArchitecture
+        if the run's logits do not follow from final norm, unembedding and softcap.
         """
         assert run.logits is not None
         both = [self.first, self.second]
@@ -64,9 +66,9 @@ class Answers:
         for bias in (None if norm.bias is None else norm.bias @ columns, getattr(view.model, "b_U", None)):
             if bias is not None:
                 constants = constants + factor * (bias if bias.shape == (2,) else _double(bias[both]))
-        own, found = _double(run.logits[both]), softcapped(stream @ vectors + constants, cap)
+        own, rebuilt = _double(run.logits[both]), softcapped(stream @ vectors + constants, cap)
         nearest_bound(
-            (found - own).abs(),
+            (rebuilt - own).abs(),
             _double(run.logits.abs().max()).expand(2),
             run.logits.dtype,
             "term sum",
@@ -84,24 +86,28 @@ class Answers:
 
 @dataclass(frozen=True)
 class Read:
-    """What a receiver reads of a write, along the whole vector that it reads of the stream."""
+    """The direction of a receiver (queries, keys or values of a head): along the vector that it reads in the run."""
 
     receiver: Receiver
 
     def layer(self, view: AttentionView) -> int:
-        """Return the layer of the receiver."""
+        """Return the layer of the receiver; only heads of earlier layers can be measured."""
         return self.receiver.layer
 
     def point(self, view: AttentionView) -> str:
-        """Return the hook point of the stream that is read."""
+        """Return the name of the hook point of the stream that enters the receiver's layer."""
         return view.hook_names(self.receiver.layer)["residual"]
 
-    def said(self, view: AttentionView) -> str:
-        """Return the name of the receiver."""
+    def in_words(self, view: AttentionView) -> str:
+        """Return the name of the receiver, such as "L18KV2.k"."""
         return self.receiver.name
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the direction, and what `attrs` say of it."""
+        """Return the direction, and a dict with `read_norm`, the length of the whole vector that the receiver reads.
+
+        With r = norm(x) W, the vector that the receiver reads of the stream x, the inner product of a write with the
+        direction is the write's component along r / |r|.
+        """
         read = layer_reads(view.raw(self.receiver.layer), self.receiver.input, _double)[0]
         stream = run.stream(self.point(view))
         weight = read.norm.token_scale(stream) * read.weight[self.receiver.head]
@@ -111,23 +117,23 @@ class Read:
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector, along which nothing is normed."""
+    """A direction given as a vector; a write gets its inner product with this vector, without any norm."""
 
     values: Float64[Tensor, "d_model"]
 
     def layer(self, view: AttentionView) -> int:
-        """Return the number of layers: a vector is of no layer."""
+        """Return the layer before which measured heads stand: the number of layers, because no layer reads a vector."""
         return view.n_layers
 
     def point(self, view: AttentionView) -> None:
-        """Return None, as no stream is read."""
+        """Return None: a vector needs no stream of the run."""
 
-    def said(self, view: AttentionView) -> str:
-        """Return that it is a vector."""
+    def in_words(self, view: AttentionView) -> str:
+        """Return "vector", for attrs."""
         return "vector"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the vector, of which there is nothing to say."""
+        """Return the vector itself, and an empty dict of attrs."""
         return self.values, {}
 
 
@@ -135,51 +141,59 @@ Direction = Answers | Read | Vector
 
 
 def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Direction:
-    """Return a direction as `ov_attribution` takes it. Raises as that."""
+    """Return the direction that a user gave to `ov_attribution`: `Answers`, `Read` (a receiver) or `Vector`.
+
+    `given` is a pair of answers, a receiver's name, or a vector [d_model]. Raises BadHead, ValueError, TypeError or
+    UnsupportedArchitecture if it is not a usable direction.
+    """
     if isinstance(given, str | Receiver):
-        (found,) = reached(view, given)
-        receiver = found.receiver
+        (end,) = reached(view, given)
+        receiver = end.receiver
         if receiver.input not in ("q", "k", "v"):
             raise ValueError(
-                f"{receiver.name} reads many vectors: {FORMS}; for the logits give the two answers"
+                "direction='logits' is not one direction, because each token has its own: for the logits give the two "
+                'answers, such as direction=(" Mary", " John")'
                 if receiver.input == "logits"
-                else f"the direction of {receiver.name} is not one of queries, keys or values: {FORMS}"
+                else f"direction={receiver.name!r} is not queries, keys or values of a head: {FORMS}"
             )
         require_own_projections(
-            view.raw(receiver.layer), receiver.layer, f"what {receiver.name} reads is not linear behind one norm"
+            view.raw(receiver.layer), receiver.layer, f"the input of {receiver.name} is not linear behind one norm"
         )
         return Read(receiver)
-    if isinstance(given, list | tuple) and len(given) == 2 and all(_is_answer(one) for one in given):
+    if isinstance(given, list | tuple) and len(given) == 2 and all(_is_answer(answer) for answer in given):
         answers = LogitDifference(*given).for_model(view, prompts)
         return Answers(answers.correct[0][0], answers.wrong[0][0])
     if isinstance(given, np.ndarray):
         given = torch.as_tensor(given)
     if not isinstance(given, Tensor) or not given.is_floating_point():
-        raise TypeError(f"{FORMS}; found {type(given).__name__}")
+        raise TypeError(f"direction= cannot be a {type(given).__name__}: {FORMS}")
     if given.shape != (view.d_model,):
-        raise ValueError(f"a direction is a vector of {view.d_model} numbers; found shape {tuple(given.shape)}")
+        raise ValueError(f"direction= must be a vector [{view.d_model}] (d_model); found shape {tuple(given.shape)}")
     values = _double(given)
     if not bool(values.isfinite().all()) or not bool(values.any()):
-        raise ValueError("a direction is a vector of finite numbers, not all of them 0")
+        raise ValueError("direction= has NaN, infinite numbers, or only zeros: give finite numbers, not all of them 0")
     return Vector(values)
 
 
 def _double(values: Tensor) -> Tensor:
+    """Return a tensor without gradients in float64 on the CPU."""
     return in_float64(values.detach()).cpu()
 
 
 def _is_answer(given: Any) -> bool:
+    """Return True if a value can be an answer: text or a token id."""
     return isinstance(given, str) or whole_number(given) is not None
 
 
 def _factor(view: AttentionView) -> float:
-    """Return the factor on the logits behind the unembedding (Cohere, Granite, Falcon-H1)."""
+    """Return the constant by which a model multiplies its logits (Cohere, Granite, Falcon-H1); 1 for other models."""
     config = getattr(getattr(view.model, "original_model", None), "config", None)
-    times = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
-    divided = getattr(config, "logits_scaling", None)
-    return float(np.prod([one for one in times if one is not None])) / float(divided or 1.0)
+    multipliers = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
+    divisor = getattr(config, "logits_scaling", None)
+    return float(np.prod([factor for factor in multipliers if factor is not None])) / float(divisor or 1.0)
 
 
 def _softcap(view: AttentionView) -> float | None:
+    """Return the softcap of the model's logits; None without one."""
     cap = getattr(view.model.cfg, "output_logits_soft_cap", None)
     return float(cap) if cap is not None and cap > 0 else None

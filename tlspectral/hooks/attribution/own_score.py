@@ -1,4 +1,4 @@
-"""The score that a run has itself, beside which the sum of its terms stands, and the attention without some of it."""
+"""`QueryRow`: the model's own scores of one query, to check the sum of the terms and to predict attention."""
 
 from __future__ import annotations
 
@@ -21,11 +21,19 @@ from tlspectral.models.reading.view import AttentionView
 
 @dataclass(frozen=True)
 class QueryRow:
-    """The scores of a query as the softmax reads them, and the score of one key.
+    """The scores of one query of a head in a run, and the score of one key among them.
 
-    `score` is the score of the key before a softcap, `alibi` the bias in it, None without ALiBi, and `attention` the
-    weight of the key in the run. `stored` is the type of the layer's weights, and `largest` the largest |score| of the
-    layer.
+    Attributes:
+        form: the head's score as a function of the two streams.
+        layer: index of the layer.
+        key: position of the key.
+        scores: scores of the query for all keys, after the softcap, as the softmax gets them.
+        unmasked: True for keys that the query sees.
+        score: score of the key before the softcap.
+        alibi: the ALiBi bias in `score`; None without ALiBi.
+        attention: attention of the query to the key.
+        stored: dtype of the layer's weights.
+        largest: largest |score| of the layer.
     """
 
     form: HeadForm
@@ -41,46 +49,48 @@ class QueryRow:
 
     @property
     def tolerance(self) -> float:
-        """Largest difference allowed between the sum of the terms and the score."""
+        """Largest allowed difference between the sum of the terms and the score, in logits."""
         absolute, relative = noise_of("term sum", self.stored)
         return absolute + relative * self._size
 
     @property
     def _size(self) -> float:
+        """Size that the tolerance is relative to: |score|, or the largest |score| for 16-bit weights."""
         return abs(self.score) if self.stored.itemsize >= 4 else self.largest
 
     def require_sum(self, total: float) -> None:
-        """Refuse terms that do not sum to the score, or under a softcap to the capped one. Raises ScoreMismatch."""
+        """Raise ScoreMismatch if `total`, the sum of the terms, is not the model's score (before and after softcap)."""
         capped = float(self._capped(torch.tensor(total, dtype=torch.float64)))
-        for found, own, what in ((total, self.score, ""), (capped, float(self.scores[self.key]), " capped")):
+        for term_sum, own, what in ((total, self.score, ""), (capped, float(self.scores[self.key]), " capped")):
             require_close(
-                torch.tensor(abs(found - own), dtype=torch.float64),
+                torch.tensor(abs(term_sum - own), dtype=torch.float64),
                 torch.tensor(self._size, dtype=torch.float64),
                 self.stored,
                 "term sum",
-                f"layer {self.layer}: the terms sum{what} to {found:.6g}, which differs from the model's own score",
+                f"layer {self.layer}: the terms sum{what} to {term_sum:.6g}, which differs from the model's own score",
                 LOOK_FOR_HOOKS,
                 ScoreMismatch,
             )
 
     def _capped(self, score: Tensor) -> Tensor:
+        """Return the score after the layer's softcap, cap * tanh(score / cap); unchanged without a softcap."""
         return softcapped(score, self.form.layer.softcap)
 
     def attention_without(self, change: Float64[Tensor, "rows"]) -> Float64[Tensor, "rows"]:
-        """Return the attention to the key if its score, before a softcap, lost each of these amounts."""
-        others = self.scores.masked_fill(~self.unmasked, -torch.inf)
-        others = others[torch.arange(len(others)) != self.key].logsumexp(0)
-        return torch.sigmoid(self._capped(self.score - change) - others)
+        """Return the attention to the key if its score before the softcap lost each amount in `change`, in logits."""
+        other_keys = self.scores.masked_fill(~self.unmasked, -torch.inf)
+        log_sum = other_keys[torch.arange(len(other_keys)) != self.key].logsumexp(0)
+        return torch.sigmoid(self._capped(self.score - change) - log_sum)
 
 
 def query_row(
     view: AttentionView, run: TracedRun, form: HeadForm, tables: Tables | None, query: int, key: int
 ) -> QueryRow:
-    """Return a query's own scores of a run: as the model exposes them, else computed from its own queries and keys.
+    """Return the scores of one query of a head in a run, and the score of one key among them.
 
-    Under ALiBi the bias of a key is `slope * position` and a constant of the row, which the softmax does not see: the
-    constant is the mean difference, over the row, between the model's scores and the others. Raises ValueError for a
-    masked key, and ScoreMismatch where the softmax of the scores is not the model's attention.
+    They are the scores that the model shows, or are computed from its queries and keys. `form` is the head's score as a
+    function of streams and `tables` are cos and sin of the run. Raises ValueError for a masked key, and ScoreMismatch
+    if the softmax of the scores is not the model's attention.
     """
     layer, names, raw = run.layer, view.hook_names(run.layer), view.raw(run.layer)
     q, k = (in_float64(run.captured[names[point]]).cpu() for point in ("query", "key"))
@@ -103,13 +113,15 @@ def query_row(
     if not bool(unmasked[key]):
         first = int(unmasked.nonzero()[0])
         raise ValueError(
-            f"layer {layer} masks key {key} for query {query}: the query sees keys {first} to {query} (a window), so "
-            "there is no score"
+            f"layer {layer} masks key {key} for query {query}: the query sees keys {first} to {query} (a window): give "
+            "one of these keys"
         )
     row, pattern = scores.masked_fill(~unmasked, -torch.inf), run.captured[names["pattern"]]
     pattern = pattern[0, form.head, query].cpu().double()
     require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}", largest=largest)
     score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
     if form.slope is not None:
+        # The bias is slope * position plus a constant of the row, which the softmax does not see. The constant is the
+        # mean difference between the model's scores and the computed ones.
         alibi = float(form.slope * key + (scores - of_run)[unmasked].mean())
     return QueryRow(form, layer, key, scores, unmasked, score, alibi, float(pattern[key]), raw.w_q.dtype, largest)

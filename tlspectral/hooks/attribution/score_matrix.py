@@ -1,4 +1,4 @@
-"""`scores`: the scores of a head between all tokens of a prompt, whole or of a part, checked against the run."""
+"""`scores`: all attention scores of a head on one prompt, or a part of them, checked against the model's run."""
 
 from __future__ import annotations
 
@@ -23,48 +23,49 @@ from tlspectral.selection import Head, head_name
 
 
 def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = None) -> pd.DataFrame:
-    """Return the scores of a head between all tokens of a prompt, before softcap, mask and softmax.
+    """Return the attention scores of a head between all tokens of a prompt, before softcap, mask and softmax.
 
     >>> import tlspectral as tls, torch
-    >>> frame = tls.scores(tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2), "L1H0")
+    >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2)
+    >>> frame = tls.scores(model, tokens, "L1H0")
     >>> frame.shape, frame.loc[33].idxmax(axis=1).tolist()
     ((34, 34), [(17, '3')])
 
-    Scores are rebuilt in float64 from the residual stream that enters the layer and the folded weights, with the
-    model's own cos and sin, with biases and ALiBi. They are returned if the model's attention is their softmax. A part
-    has what `ablate` would remove: `Symmetric`, `Antisymmetric` and `RopePhase` sum to the scores without biases and
-    ALiBi. `tls.parts.Band([t])` is what rotary frequency t contributes. The effective ranks of the skew and of the
-    symmetric half of such matrices are compared in arXiv:2605.18826.
+    Use it to study the whole matrix of scores, or the part of it that `ablate` would remove. Scores are recomputed in
+    float64 from the stream that enters the layer, with biases and ALiBi. They are returned only if the model's
+    attention is their softmax.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        prompt: one prompt in any form that `Task` takes.
-        head: "L5H1", (5, 1) or another form of one head.
-        part: a part of queries and keys, as a value of `tls.parts` or by name; None: the whole scores.
+        model: TransformerBridge or HookedTransformer.
+        prompt: one prompt: text, or token ids [pos].
+        head: "L5H1", (5, 1) or a table row: one head.
+        part: a name such as "symmetric" (M_S), or `tls.parts.Symmetric`, `Antisymmetric`, `RopePhase` or `Band`.
+            Default: None, the whole scores. M_S, M_A and Im(M_t) add up to the scores without biases and ALiBi.
 
     Returns:
-        DataFrame [query, key] of scores in logits, with position and token on both axes. It holds pairs too that the
-        mask hides. `attrs`: `head`, `part`, `softcap`, and the model's origin.
+        DataFrame of scores in logits: rows are queries, columns are keys. Both axes have two levels, position and
+        token: `frame.loc[33]` is the query at position 33. It includes keys that the mask hides. `attrs`: `head`,
+        `part`, `softcap`, and the model's origin.
 
     Raises:
-        BadHead: no such head.
-        ScoreMismatch: the model's attention is not the softmax of these scores, as under hooks that edit it.
+        BadHead: the head does not exist.
+        ScoreMismatch: the model's attention is not the softmax of these scores, for example under hooks that edit it.
         UnsupportedArchitecture, BadWeights: the layer cannot be read, or has no such part.
-        ValueError, TypeError: a prompt that cannot be read or is not one, or a part that is not of queries and keys.
+        ValueError, TypeError: the prompt is not exactly one prompt, or the part is not a part of queries and keys.
 
-    What it does not establish: which of the pairs matter; the mask and the softmax are not in it.
+    Not established: which pairs of tokens matter, because mask and softmax are not applied. More: docs/attribution.md
     """
     removed = None if part is None else part_of(part)
     if removed is not None and (removed.acts_on != "scores" or removed.needs_tokens or removed.at is not None):
         raise ValueError(
-            f"{removed!r} is no part of a head's scores at every query: give Symmetric, Antisymmetric, RopePhase or "
-            "Band, without at"
+            f"{removed!r} is not a part of the scores of all queries: give Symmetric, Antisymmetric, RopePhase or Band "
+            "of tls.parts, without at="
         )
     with measured(model) as view:
         layer, index = one_head(view, head)
         tokens = packed_prompts(view, prompt).tokens
         if len(tokens) != 1:
-            raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts")
+            raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts: give one of them")
         raw, names, length = view.raw(layer), view.hook_names(layer), tokens.shape[1]
         require_even_scale(raw, layer, length)
         run = traced_run(view, tokens, layer, list(range(length)), sources=False)
@@ -83,13 +84,14 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
         row = softcapped(whole, raw.softcap).masked_fill(~seen, -torch.inf)
         pattern = run.captured[names["pattern"]][0, index].cpu().double()
         require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}")
-        found = whole
+        shown = whole
         if removed is not None:
             bound = bound_parts(removed, view, {layer: [index]})
-            found = -change_of(bound[layer], of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
+            # A layer that `bound` leaves out has nothing of this part.
+            shown = -change_of(bound[layer], of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
         texts = [token_text(view, token) for token in tokens[0].tolist()]
         axes = [pd.MultiIndex.from_arrays([range(length), texts], names=[side, "token"]) for side in ("query", "key")]
-        frame = pd.DataFrame(found.numpy(), index=axes[0], columns=axes[1])
+        frame = pd.DataFrame(shown.numpy(), index=axes[0], columns=axes[1])
         name = None if removed is None else repr(removed)
         frame.attrs = {**view.origin([layer]), "head": head_name(layer, index), "part": name}
         frame.attrs["softcap"] = raw.softcap

@@ -1,14 +1,14 @@
-"""One head's score as a function of the residual streams of two tokens, and of the terms that these are sums of.
+"""One head's score as a bilinear function of the residual streams of two tokens, divided among terms of the streams.
 
-With the scale of every norm as a number, the score is bilinear in the two streams. C is its part that is even in the
-offset and D the odd one, as in `HeadScores`; for a term a at the query and a term b at the key,
+The scale of every norm is held at its value in the run. C is the part of the score that is even in the distance of the
+two tokens, D the odd part (`HeadScores`). For a term a at the query and a term b at the key,
 
     symmetric     = (C(a, b) + C(b, a)) / 2
     antisymmetric = (C(a, b) - C(b, a)) / 2
     phase         = D(a, b)
 
-C(b, a) exchanges the vectors of the two tokens, each with the factor of the norm in front of the attention. The factors
-of a query/key norm stay at query and key.
+C(b, a) exchanges the vectors of the two tokens, each with the scale of its norm in front of the attention. The scales
+of a query/key norm are not exchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.writes import LayerReads
 
 PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
+"""The four parts of a score; `outside_m` are terms with biases, and ALiBi."""
 
 
 @dataclass(frozen=True)
 class StreamSide:
-    """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
+    """The query or the key of a head as a function of the residual stream.
 
-    `reads` is the folded projection of the residual stream, `query_key_norm` is behind it.
+    Attributes:
+        reads: the projection of the stream, norm folded in, for the heads of a group (all heads if the query/key norm
+            takes its mean over heads).
+        query_key_norm: the norm behind the projection, None without one.
+        head: index of the head in `reads`.
     """
 
     reads: LayerReads
@@ -41,28 +46,36 @@ class StreamSide:
     head: int
 
     def row(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
-        """Return the head's query or key of whole streams, all norms taken at them."""
-        every = (self.reads if bias else replace(self.reads, bias=None)).from_stream(x)
-        return (every if self.query_key_norm is None else self.query_key_norm.applied(every))[..., self.head, :]
+        """Return the head's query or key for whole streams x, before rotation, with every norm computed on x.
+
+        `bias`: False leaves the bias of the projection out.
+        """
+        of_group = (self.reads if bias else replace(self.reads, bias=None)).from_stream(x)
+        normed = of_group if self.query_key_norm is None else self.query_key_norm.applied(of_group)
+        return normed[..., self.head, :]
 
     def scale(self, x: Float64[Tensor, "d_model"]) -> Float64[Tensor, ""] | None:
-        """Return the factor 1/rms of the query/key norm at a stream; None without such a norm."""
+        """Return the scale 1/rms of the query/key norm for a stream x; None without such a norm."""
         norm = self.query_key_norm
         return None if norm is None else norm.token_scale(self.reads.from_stream(x))[..., self.head]
 
     def of_terms(
         self, written: Float64[Tensor, "terms d_model"], x: Float64[Tensor, "d_model"], scale: Tensor | None
     ) -> Float64[Tensor, "terms d_head"]:
-        """Return what the head reads of terms of a stream `x`, norms held, the norm of queries or keys at `scale`."""
+        """Return the query or key that the head makes of each term of a stream x, norms held at their scale for x.
+
+        `written` are the terms, `scale` the scale of the query/key norm. Biases are left out.
+        """
         read = (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
         return self._normed(read, scale)
 
     def own_bias(self, scale: Tensor | None) -> Float64[Tensor, "one d_head"]:
-        """Return the bias of the head behind its query/key norm with its factor as given."""
+        """Return the head's bias of queries or keys after the query/key norm, held at `scale`."""
         assert self.reads.bias is not None
         return self._normed(self.reads.bias[self.head][None], scale)
 
     def _normed(self, rows: Float64[Tensor, "rows d_head"], scale: Tensor | None) -> Float64[Tensor, "rows d_head"]:
+        """Return queries or keys after the query/key norm, held at `scale`; unchanged without such a norm."""
         if self.query_key_norm is None or scale is None:
             return rows
         norm = self.query_key_norm
@@ -73,10 +86,14 @@ class StreamSide:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
+    """The scaled score of one head for a query and a key position, before softcap and mask, as a function of streams.
 
-    `layer` is without its query/key norms, which the two sides have. `tables` are cos and sin at the query (row 0) and
-    at the key (row 1), as the model applied them; None without rotary positions.
+    Attributes:
+        layer: settings of the layer, without query/key norms (these are in `query` and `key`).
+        head: index of the head in the layer.
+        query, key: the query and the key as functions of the residual stream.
+        tables: cos and sin at the query (row 0) and at the key (row 1), as the model applied them; None without rotary
+            positions.
     """
 
     layer: LayerSettings
@@ -87,7 +104,7 @@ class HeadForm:
 
     @property
     def slope(self) -> float | None:
-        """Slope of ALiBi, None without it."""
+        """The head's ALiBi slope; None without ALiBi."""
         return None if self.layer.alibi is None else self.layer.alibi.slopes[self.head]
 
     def scores(
@@ -98,10 +115,14 @@ class HeadForm:
         *,
         exchanged: bool = False,
     ) -> HeadScores:
-        """Return the scores of queries, all at the query's position, and keys, all at the key's, one head [*batch, 1].
+        """Return the scores of each query with each key, as `HeadScores` with one head.
 
-        `biases` are the part of each that is a bias. `exchanged`: queries stand at the key's position and keys at the
-        query's.
+        All queries stand at the query's position, all keys at the key's.
+
+        Args:
+            queries, keys: queries and keys before rotation.
+            biases: the part of queries and of keys that is a bias. Default: None, no bias.
+            exchanged: True places queries at the key's position and keys at the query's position.
         """
         places = [torch.tensor([row]) for row in ((1, 0) if exchanged else (0, 1))]
         at_query, at_key = (rows[..., None, :] for rows in (queries, keys))
@@ -111,12 +132,19 @@ class HeadForm:
     def score(
         self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
     ) -> Float64[Tensor, "rows"]:
-        """Return the score of each query with the key of its row (both as `StreamSide.row` returns), without ALiBi."""
+        """Return the score of each query with the key in the same row, without ALiBi.
+
+        Both are vectors before rotation, with bias, as `StreamSide.row` returns them.
+        """
         return self.scores(queries[:, None], keys[:, None]).whole()[:, 0, 0, 0]
 
 
 def head_form(view: AttentionView, index: int, head: int, query: int, key: int, tables: Tables | None) -> HeadForm:
-    """Return the form of one head, given cos and sin as the run applied them (`rotation_tables`)."""
+    """Return the function that gives a head's score from two residual streams, for the positions `query` and `key`.
+
+    `index` is the layer. `tables` are cos and sin at all positions, as the run applied them; None without rotary
+    positions.
+    """
     raw = view.raw(index)
     group, first = readable_group(raw, head)
     layer = fold_attention(group, index)
@@ -130,7 +158,11 @@ def head_form(view: AttentionView, index: int, head: int, query: int, key: int, 
 
 
 def readable_group(raw: RawAttention, head: int) -> tuple[RawAttention, int]:
-    """Return the key/value group of a head and its first head: all heads where a query/key norm runs over them."""
+    """Return the weights of the key/value group of a head, and the index of the group's first head in the layer.
+
+    A group are the heads that share keys and values. If a query/key norm takes its mean over all heads, return the
+    whole layer and 0.
+    """
     if any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm)):
         return raw, 0
     return next((group, heads.start) for heads, group in key_value_groups(raw) if head < heads.stop)
@@ -143,16 +175,24 @@ def pair_parts(
     residual: Float64[Tensor, "two d_model"],
     columns: Float64[Tensor, "groups d_head"] | None = None,
 ) -> tuple[Float64[Tensor, "*groups parts queries keys"], tuple[bool, bool]]:
-    """Return the four `PARTS` of every pair of terms, and whether the query and the key have a bias.
+    """Return four parts of the score for every pair of terms, and whether the query and the key have a bias.
 
-    The streams `residual` of the two tokens are sums of the terms, and all norms have the scales that they have there.
-    Rows are terms at the query, columns at the key; the bias of the projection is the last term. With `columns`, masks
-    over the columns of the head, for each mask alone.
+    The parts are M_S, M_A, Im(M_t), and `outside_m` (terms with biases, and ALiBi).
+
+    Args:
+        form: the head's score as a function of the two streams.
+        at_query, at_key: terms of the two streams.
+        residual: the streams of query and key, at which the norms are held.
+        columns: masks over the columns of the head; with them the result has one table for each mask.
+
+    Returns:
+        The parts as [parts, query terms + 1, key terms + 1], in logits; the last term of query and key is the bias. And
+        two booleans.
     """
     query, key = form.query, form.key
     of_query, of_key = query.scale(residual[0]), key.scale(residual[1])
     q, k = query.of_terms(at_query, residual[0], of_query), key.of_terms(at_key, residual[1], of_key)
-    # The same terms read by the other side, for C(b, a).
+    # For C(b, a): queries made of the key's terms, and keys made of the query's terms.
     q_of_key, k_of_query = query.of_terms(at_key, residual[1], of_query), key.of_terms(at_query, residual[0], of_key)
     b_q, b_k = query.own_bias(of_query), key.own_bias(of_key)
     biased = bool(b_q.any()), bool(b_k.any())
@@ -162,13 +202,13 @@ def pair_parts(
         )
     whole = [torch.cat(rows, dim=-2) for rows in ((q, b_q), (k, b_k))]
     biases = [torch.cat([torch.zeros_like(rows), bias], dim=-2) for rows, bias in ((q, b_q), (k, b_k))]
-    there = form.scores(*whole, biases=(biases[0], biases[1]))
-    even = there.even()[..., 0, :, :]
+    scores = form.scores(*whole, biases=(biases[0], biases[1]))
+    even = scores.even()[..., 0, :, :]
     mirrored = torch.zeros_like(even)
     mirrored[..., :-1, :-1] = form.scores(q_of_key, k_of_query, exchanged=True).even()[..., 0, :, :].mT
-    outside = there.whole()[..., 0, :, :]
+    outside = scores.whole()[..., 0, :, :]
     outside[..., :-1, :-1] = 0.0
-    odd = torch.zeros_like(even) if form.tables is None else there.phase()[..., 0, :, :]
+    odd = torch.zeros_like(even) if form.tables is None else scores.phase()[..., 0, :, :]
     return torch.stack([(even + mirrored) / 2, (even - mirrored) / 2, odd, outside], dim=-3), biased
 
 
@@ -179,9 +219,11 @@ def removed_pairs(
     residual: Float64[Tensor, "two d_model"],
     pairs: Int[Tensor, "pairs two"],
 ) -> Float64[Tensor, "pairs"]:
-    """Return S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b) of each pair of terms (a, b).
+    """Return the score that is lost without each pair of terms (a, b), in logits, with norms computed again.
 
-    The term behind the last one is the bias of the projection: that projection then has none.
+    It is S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b): S is the score, x and y are the streams of query and
+    key (`residual`). `pairs` are indices into the terms at_query and at_key; the index behind the last term means the
+    bias of the projection.
     """
     queries = _without(form.query, residual[0], at_query, pairs[:, 0])
     keys = _without(form.key, residual[1], at_key, pairs[:, 1])
@@ -196,7 +238,11 @@ def removed_key_terms(
     residual: Float64[Tensor, "two d_model"],
     terms: set[int],
 ) -> Float64[Tensor, ""]:
-    """Return S(x, y) - S(x, y - sum of the terms): what the score loses without all of them in the key."""
+    """Return the score that is lost without some terms in the key's stream y, together: S(x, y) - S(x, y - their sum).
+
+    S is the score and x the stream of the query; every norm is computed again. `terms` are indices into at_key; the
+    index behind the last term means the bias of keys.
+    """
     gone = [term for term in terms if term < len(at_key)]
     key = form.key.row(residual[1] - at_key[gone].sum(0), bias=len(at_key) not in terms)
     query = form.query.row(residual[0])[None]
@@ -206,6 +252,11 @@ def removed_key_terms(
 def _without(
     side: StreamSide, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "terms d_model"], terms: Tensor
 ) -> Float64[Tensor, "pairs d_head"]:
+    """Return the head's query or key for the stream x without one term, for each index in `terms`.
+
+    `written` are the terms; the index behind the last term means the bias. `side` is the query or the key as a function
+    of the stream.
+    """
     removed = torch.cat([written, torch.zeros_like(written[:1])])[terms]
     is_bias = (terms == len(written))[:, None]
     return torch.where(is_bias, side.row(x, bias=False), side.row(x - removed))

@@ -1,4 +1,4 @@
-"""The residual stream at some tokens of a run as a sum of what was written there, and what else the run shows."""
+"""The residual stream at some tokens of a run as a sum of the writes of earlier components."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ _UNDIVIDED = "a score cannot be divided among sources"
 
 @dataclass(frozen=True)
 class StreamTerms:
-    """What a residual stream at one token is the sum of."""
+    """The residual stream at one token as a sum of named terms.
+
+    Attributes:
+        names: name of each term, such as "embedding" or "L0H3".
+        written: the vector of each term.
+    """
 
     names: list[str]
     written: Float64[Tensor, "terms d_model"]
@@ -32,13 +37,15 @@ class StreamTerms:
 
 @dataclass(frozen=True)
 class TracedRun:
-    """What a run of one prompt shows at some tokens in front of a layer, in float64 on the CPU.
+    """Activations of one prompt at some tokens, up to the attention of one layer.
 
     Attributes:
-        positions: of the tokens.
-        residual: what enters the layer there.
-        captured: whole activations of the layer's hook points, by name.
-        kept: activations of earlier layers at these tokens alone, of which `source_terms` are made.
+        tokens: token ids of the prompt.
+        layer: the layer.
+        positions: positions of the chosen tokens.
+        residual: the stream that enters the layer at these tokens, in float64 on the CPU.
+        captured: activations of the layer at all tokens, by hook name.
+        kept: activations of earlier layers at the chosen tokens, by hook name, for `source_terms`.
     """
 
     tokens: Int[Tensor, "one pos"]
@@ -58,9 +65,9 @@ def traced_run(
     *,
     sources: bool,
 ) -> TracedRun:
-    """Run one prompt up to the attention of a layer and keep what `TracedRun` holds.
+    """Run one prompt up to the attention of a layer and return its activations at some positions.
 
-    `sources`: keep what earlier layers write too, for `source_terms`.
+    `sources`: True also keeps the writes of earlier layers to the stream, for `source_terms`.
     """
     kept, names = {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []
@@ -77,15 +84,16 @@ def traced_run(
 
 
 def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Tensor, hook: Any) -> None:
+    """Store an activation at some positions in `kept`, under the name of its hook point."""
     kept[name] = activation[:, positions].detach()
 
 
 @torch.no_grad()
 def source_terms(view: AttentionView, run: TracedRun) -> tuple[list[str], Float64[Tensor, "tokens sources d_model"]]:
-    """Return what wrote to the stream at the tokens of a run in front of its layer, by name, and what it wrote.
+    """Return the names of the sources of the stream that enters the run's layer, and the vector that each source wrote.
 
-    Sources are the embedding, learned positions, each earlier head and MLP, and biases of attention that are no head's.
-    Raises UnsupportedArchitecture where the stream is not the sum of them.
+    Sources are the embedding, learned positions, each earlier head, mixer and MLP, and attention biases that belong to
+    no head. Raises UnsupportedArchitecture if the sources do not add up to the stream.
     """
     first = run.kept[view.hook_names(0)["residual"]]
     entered = in_float64(first)[0].cpu()
@@ -95,7 +103,7 @@ def source_terms(view: AttentionView, run: TracedRun) -> tuple[list[str], Float6
         positions = in_float64(positions[run.positions].detach()).cpu()
         ids = run.tokens[0, run.positions].to(view.device)
         embedded = in_float64(view.embedding()[ids].detach()).cpu()
-        problem = "layer 0: what enters it is not the sum of the embedding and the learned positions"
+        problem = "layer 0: its input is not the sum of the embedding and the learned positions"
         require_equal_streams(embedded + positions, entered, first.dtype, problem, _UNDIVIDED)
         names, written = ["embedding", "positions"], [entered - positions, positions]
     biases = torch.zeros_like(entered)
@@ -115,6 +123,6 @@ def source_terms(view: AttentionView, run: TracedRun) -> tuple[list[str], Float6
     if bool(biases.any()):
         names, written = [*names, "attention biases"], [*written, biases]
     total, stored = torch.stack(written, dim=1), run.kept[view.hook_names(run.layer)["residual"]].dtype
-    problem = f"layer {run.layer}: what enters it is not the sum of what earlier layers wrote"
+    problem = f"layer {run.layer}: its input is not the sum of the writes of earlier layers"
     require_equal_streams(total.sum(1), run.residual, stored, problem, _UNDIVIDED)
     return names, total

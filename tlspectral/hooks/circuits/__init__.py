@@ -1,1 +1,1 @@
-"""Circuits: which edges carry a behaviour from clean to counterfactual prompts, all of them or some."""
+"""Circuits: the value of a task when only some edges carry the clean prompt, and estimates for all edges."""

@@ -1,4 +1,4 @@
-"""`run_circuit` and `faithfulness`: how much of a behaviour some edges carry, against circuits of equal size."""
+"""`run_circuit` and `faithfulness`: the value of a task when only some edges carry the clean prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import scipy.stats
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
@@ -31,10 +31,10 @@ from tlspectral.tasks.metric_value import row_sums, standard_error
 from tlspectral.tasks.task_sequences import metric_value_from
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Shares of all edges."""
+"""Default sizes of circuits, as shares of all edges."""
 
-_FEWEST = 8  # distinct pairs with an interval
-_FEWEST_TO_CHOOSE = 16  # distinct pairs whose bootstrap samples choose circuits
+_FEWEST = 8  # distinct pairs below which there is no interval
+_FEWEST_TO_CHOOSE = 16  # distinct pairs below which choose='bootstrap' is refused
 
 FAITHFULNESS = Schema(
     "faithfulness",
@@ -62,54 +62,54 @@ FAITHFULNESS = Schema(
 
 
 def _a_circuit_for_each(call: str, tasks: list[str]) -> str:
-    """Return two lines of code: the circuit on each task, and the whole model."""
+    """Return two lines of Python that evaluate a circuit and the whole model on several tasks, as text for a message.
+
+    `call` is the call with the name `task`, `tasks` are the tasks as text.
+    """
     listed = ", ".join(tasks)
     return f"values = [{call} for task in ({listed})]\nintact = [tls.evaluate(model, task) for task in ({listed})]"
 
 
 @refuse_off_target(_a_circuit_for_each)
 def run_circuit(model: Any, edges: Any, task: Task) -> MetricValue:
-    """Evaluate the clean prompts when only these edges carry what the model computes.
+    """Evaluate a task when only the given edges carry the clean prompt and all others the counterfactual one.
 
-    Example: without any edge, the model runs as on the counterfactual prompt.
+    Use it to test a set of edges that you chose. Example: without any edge, the model runs as on the counterfactual
+    prompt.
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
     >>> prompt = torch.tensor([[1, 5, 6, 7, 5]])
-    >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=torch.tensor([[1, 5, 8, 7, 5]]))
-    >>> none, swapped = tls.run_circuit(model, [], task), tls.evaluate(model, task.denoising())
-    >>> abs(float(none) - float(swapped)) < 1e-4
+    >>> pair = torch.tensor([[1, 5, 8, 7, 5]])
+    >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=pair)
+    >>> none = tls.run_circuit(model, [], task)
+    >>> abs(float(none) - tls.evaluate(model, task.denoising()).value) < 1e-4
     True
 
-    Along a kept edge a receiver reads what its sender writes, computed anew in this run; along every other edge what
-    the sender wrote on the counterfactual prompt. Queries of a head, keys and values of a group, MLPs and the logits
-    have an input each, and every norm is taken again. All edges kept is the clean run, none the counterfactual one.
+    The model runs on the clean prompts. A receiver (queries, keys or values of a head, an MLP, the logits) reads along
+    a kept edge what the sender (a head, an MLP, the embedding) writes in this run, and along every other edge what it
+    wrote on the counterfactual prompt. All norms are computed again.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        edges: the kept edges: a table with columns `sender` and `receiver`, or pairs of names, such as
-            `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`. A warning says where a table was found on the same pairs,
-            or has effects of another kind: on another task or measure, or of another replacement.
-        task: a `Task` with `counterfactual=`.
+        model: TransformerBridge or HookedTransformer.
+        edges: the kept edges: a table with columns `sender` and `receiver`, such as from `edge_effects`, or pairs of
+            names such as ("L16H0", "L18KV2.k") or ("L20MLP", "logits").
+        task: a `Task` with `counterfactual=`, a second prompt for each prompt.
 
     Returns:
-        A `MetricValue`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. Less
-        `tls.evaluate(model, task)`, the value of all edges, it is the paired difference over prompts. The value of no
-        edge is `tls.evaluate(model, task.denoising())`. For another task, call it again: values of two tasks are not
-        compared, as their units may differ.
+        A `MetricValue`, usable as a number: `.value` is the mean over pairs in the unit of the metric, `.se` its
+        standard error, `.per_sequence` the value of each pair. All edges give `tls.evaluate(model, task)`, no edge
+        gives `tls.evaluate(model, task.denoising())`.
 
     Raises:
-        BadHead: an edge that the model does not have.
-        ValueError: a task without counterfactual prompts, such as `"language"`, since a circuit is a cut to the pair,
-            or prompts that do not fit, see `Task`; edges that are no pairs of names; a table of other weights, or with
-            effects at positions.
-        UnsupportedArchitecture, EditNotHonored: a model whose residual stream is no sum of writes.
+        BadHead: the model does not have an edge.
+        ValueError: the task has no counterfactual prompts, its prompts do not fit, `edges` is not a table or pairs of
+            names, or the table is from other weights or has effects at positions.
+        UnsupportedArchitecture, EditNotHonored: the residual stream is not a sum of readable writes.
 
-    Source: path patching of all edges at once (Goldowsky-Dill et al. 2023, section 3; Conmy et al. 2023, section 2.3).
-
-    What it does not establish: that the circuit is the one that the model uses. Other sets of edges can carry as much:
-    see `faithfulness`, which draws some. That a circuit carries the task and not another one: a task that needs more
-    edges falls to its `counterfactual` under any small circuit, so set a circuit of equal size beside it.
+    Not established: that the model uses this circuit, since other edges can carry as much (`faithfulness` draws some),
+    or that it is specific to the task: a task that needs more edges falls to its counterfactual value under any small
+    circuit. More: docs/circuits.md
     """
     with measured(model) as view, torch.no_grad():
         pairs = pairs_of(view, task)
@@ -131,62 +131,50 @@ def faithfulness(
     method: Method = "EAP-IG",
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Measure how much of a behaviour the largest edges carry, over their number, beside circuits of equal size.
+    """Measure how much of a task the largest edges carry, for circuits of several sizes and random ones of equal size.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> prompts, pairs = ([[1, key, value, 7, key] for key in (2, 3, 4, 5)] for value in (6, 8))
+    >>> prompts, pairs = ([[1, k, v, 7, k] for k in (2, 3, 4, 5)] for v in (6, 8))
     >>> found_on, task = tls.logit_difference(prompts, 6, 8, counterfactual=pairs).split()
     >>> edges = tls.edge_effects(model, task=found_on)
-    >>> tls.faithfulness(model, edges, task, sizes=[0.5, 1.0], null=0)["faithfulness"].round(1).tolist()
+    >>> shares = tls.faithfulness(model, edges, task, sizes=[0.5, 1.0], null=0)
+    >>> shares["faithfulness"].round(1).tolist()
     [1.0, 1.0]
 
-    `faithfulness` is (m(circuit) - m(none)) / (m(all) - m(none)), m the mean metric over pairs. It may exceed 1.
+    A circuit is a set of edges that carry the clean prompt; all others carry the counterfactual. `faithfulness` is
+    (m(circuit) - m(none)) / (m(all) - m(none)), with m the mean metric over pairs. It may exceed 1.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        edges: a table of edges with `sender`, `receiver` and `estimate` (or, without one, `delta`), from which the
-            circuits take the largest. Edges that it lacks come last. What it says of itself is compared as in
-            `run_circuit`. None: edges are chosen on the task itself, with `choose`.
-        task: a `Task` with `counterfactual=`; with a table of other pairs than those on which the edges were found
-            (`Task.split`): a warning says so where they share one.
-        sizes: shares of all edges, above 0 and up to 1; None for .001 to 1 in ten steps.
-        null: how many relabelled and random circuits of each circuit of edges, 0 or more. Each takes a forward pass of
-            the clean prompts. None is 20, and 1 with `choose`.
-        rank: `"selected"` takes the edges of largest `selected` first, and among equals the edges of largest estimate.
-        choose: `"bootstrap"` measures the procedure in place of one circuit. Edges are estimated on the task; each of
-            `draws` bootstrap samples of its pairs chooses the largest, and the circuit is evaluated on the pairs that
-            are not in the sample. It takes 16 distinct pairs or more.
-        draws: bootstrap samples of `choose`; each takes a pass of all pairs per size, and two more per null.
-        method: of the estimate that `choose` makes.
-        seed: of null and bootstrap.
+        model: TransformerBridge or HookedTransformer.
+        edges: a table with `sender`, `receiver` and `estimate` (or `delta`); circuits take the largest. None: `choose`.
+        task: a `Task` with `counterfactual=`; give other pairs than the edges were found on.
+        sizes: shares of all edges, above 0 and at most 1. Default: ten sizes from .001 to 1.
+        null: how many relabelled circuits (heads of each layer exchanged) and random circuits (as many edges between
+            the same layers) to draw for each circuit of edges. Default: 20, or 1 with `choose`.
+        rank: "selected" takes edges first that most bootstrap samples choose. Default: None, by |estimate|.
+        choose: "bootstrap" measures the procedure: bootstrap samples of the pairs choose edges, and the pairs outside a
+            sample evaluate them. Needs 16 distinct pairs. Default: None.
+        draws: number of bootstrap samples with `choose`. Default: 50. seed: of null circuits and samples. Default: 0.
+        method: with `choose`, edge attribution patching: "EAP", "EAP-IG" (default) or "EAP-QK", as in `edge_effects`.
 
     Returns:
         DataFrame, a row per circuit. Columns: `circuit, draw, share, share_expanded, n_edges, n_live, value,
-        faithfulness, low?, high?, unseen?, worst?`. `attrs` hold the ends of the scale (`value_all`, `value_none` and
-        the standard error of their `gap`), and areas by trapezoid over the share with groups expanded, as MIB counts
-        edges: `cpr` (under the curve), `cmd` (between it and 1), and the same over the logarithm of the share,
-        `cpr_log`, `cmd_log`.
+        faithfulness, low?, high?, unseen?, worst?`. `attrs` has both ends of the scale (`value_all`, `value_none`,
+        `gap`) and areas under the curve (`cpr`, `cmd`).
 
     Raises:
-        ValueError: a gap between both sides that is small beside its error, so that no share of it is a number; a table
-            with several effects of an edge, or none; sizes that are no shares; a table and `choose`, or neither; with
-            `choose` fewer than 16 distinct pairs; a task without counterfactual prompts, prompts that do not fit, or a
-            table of other weights.
-        BadHead: an edge that the model does not have.
-        UnsupportedArchitecture, EditNotHonored: a model whose residual stream is no sum of writes.
+        BadHead: the model does not have an edge.
+        ValueError: both sides of the pairs differ too little, or an argument does not fit.
+        UnsupportedArchitecture, EditNotHonored: the residual stream is not a sum of readable writes.
 
-    Source: Mueller et al. 2025 (MIB), section 3, for the ratio of means and areas. The nulls are this package's.
-
-    What it does not establish: that the edges are the ones which the model uses. The interval is of the given edges on
-    other pairs like these: that another sample would have chosen other edges is not in it, see `selected` of
-    `edge_effects`. Where random circuits of the same size carry as much, a high value says that there were enough
-    edges. The linear area hardly tells rankings apart. The curve of the procedure is of samples that hold .63 of the
-    distinct pairs, which choose a little worse, and it has no interval, since its pairs share their circuits.
+    Not established: that the model uses these edges. If random circuits of equal size carry as much, a high value says
+    only that there were enough edges. More: docs/circuits.md
     """
     if (edges is None) != (choose == "bootstrap") or choose not in (None, "bootstrap"):
         raise ValueError(
-            "give a table of edges, or edges=None and choose='bootstrap', which estimates them on the task"
+            f"edges= and choose={choose!r} do not go together: give a table of edges, or edges=None with "
+            "choose='bootstrap', which chooses edges on the task itself"
         )
     shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
     null = counted(null, 0, "null is how many circuits of each size are drawn")
@@ -235,37 +223,46 @@ def faithfulness(
 
 
 def _gap(pairs: Pairs, intact: Float64[np.ndarray, "pairs"], none: Float64[np.ndarray, "pairs"]) -> tuple[float, float]:
-    """Return the mean gap between both sides of the pairs, and its standard error.
+    """Return the mean of value(clean) - value(counterfactual) over pairs, and its standard error.
 
-    Raises ValueError where its 95 % interval holds 0, so that a share of it could be any number.
+    `intact` and `none` are the values of each pair on its clean and on its counterfactual prompt, in units of the
+    metric. Raises ValueError if the 95 % interval of this gap contains 0, because a share of the gap could then be any
+    number.
     """
     distinct = pairs.sequences.distinct
     gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
     n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
-    # Written so that a gap or an error that is NaN, as of one distinct pair, is refused too.
+    # Written in this way so that NaN, such as the error of a single distinct pair, is refused too.
     if abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
         return gap, gap_se
     if not np.isfinite(gap):
-        reason = ", which is no number: see what the metric returns on these prompts"
+        reason = ", not a finite number: look at the values that the metric returns on these prompts"
     elif n_distinct < 2:
-        reason = " of one distinct pair, whose error is not known: give two distinct pairs or more"
+        reason = " for one distinct pair, so its error is unknown: give two distinct pairs or more"
     elif gap_se == 0:
-        reason = " on every pair: give pairs whose sides the model tells apart"
+        reason = " on every pair: give pairs whose two prompts the model tells apart"
     else:
         reason = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
     raise ValueError(
         f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
-        f"counterfactual prompts, so that no share of their gap is a number. The gap is {gap:.2g}{reason}"
+        f"counterfactual prompts, too close for a share of their gap. The gap is {gap:.2g}{reason}"
         f"{naming_open_contexts()}"
     )
 
 
 _Choice = tuple[Int[np.ndarray, "edges"], Bool[np.ndarray, "pairs"]]
+"""All edges, largest first, as indices into the flattened mask; and a mask of the pairs on which they are evaluated."""
 
 
 @dataclass(frozen=True)
 class _Circuit:
-    """A circuit that is run, with the columns that are known before, and the pairs on which it is evaluated."""
+    """A circuit to run.
+
+    Attributes:
+        names: dict with its columns that are known before the run: `circuit, draw`, shares and numbers of edges.
+        mask: True for kept edges.
+        evaluated: True for pairs on which it is evaluated.
+    """
 
     names: dict[str, Any]
     mask: Mask
@@ -275,7 +272,12 @@ class _Circuit:
 def _circuits(
     graph: Graph, choices: list[_Choice], shares: list[float], null: int, rng: np.random.Generator
 ) -> list[_Circuit]:
-    """Return the circuit of each share and choice, each with its null circuits. Warns where these are no others."""
+    """Return a circuit of the largest edges for each share and choice, followed by its null circuits.
+
+    A choice is an order of the edges and the pairs that evaluate it. `shares` are sizes as shares of all edges. `null`
+    is the number of relabelled and of random circuits for each. Warns if every null circuit of a share equals the
+    circuit itself.
+    """
     n_edges = int(graph.possible.sum())
     circuits: list[_Circuit] = []
     for share, (number, (order, evaluated)) in product(shares, enumerate(choices)):
@@ -295,8 +297,8 @@ def _circuits(
         ]
         if len(drawn) > 1 and all((circuit == mask).all() for _, _, circuit in drawn):
             warn_caller(
-                f"at a share of {share} every random circuit is the circuit itself, so that there is no null: the "
-                "model has too few other edges between the same layers"
+                f"at a share of {share} every random circuit is the circuit itself, so there is no null: the model has "
+                "too few other edges between the same layers; give smaller sizes="
             )
     return circuits
 
@@ -310,37 +312,48 @@ def _row(
     *,
     with_interval: bool,
 ) -> dict[str, Any]:
-    """Return the row of a circuit from its value on each pair; of edges of the caller's table with an interval."""
+    """Return the row of a circuit as a dict from column to value.
+
+    `value`, `intact` and `none` are the metric of each pair in the circuit, on the clean and on the counterfactual
+    prompt. With `with_interval`, a circuit of the user's own edges also gets an interval (`low, high, unseen, worst`).
+    """
     whole, evaluated = intact - none, circuit.evaluated
     row = {**circuit.names, "value": float(value[evaluated].mean())}
     row["faithfulness"] = float((value - none)[evaluated].mean() / whole[evaluated].mean())
     if with_interval and row["circuit"] == "edges":
         distinct = pairs.sequences.distinct
-        # Equal pairs are one draw: the interval is over their sums.
+        # Equal pairs count as one observation: the interval is over their sums.
         carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
         few = len(of_all) < _FEWEST
         row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, of_all)
         row["unseen"] = unseen_share(len(of_all))
         low = row["faithfulness"] if np.isnan(row["low"]) else row["low"]
-        # Pairs that carry nothing do not raise a negative end.
+        # If `low` is negative, unseen pairs that carry nothing would raise it, so `low` itself is the worst case.
         row["worst"] = min(low, (1 - row["unseen"]) * low)
     return row
 
 
 def _bootstrap_choices(pairs: Pairs, method: Method, draws: int, rng: np.random.Generator) -> list[_Choice]:
-    """Return for each bootstrap sample of pairs the order of all edges, the largest first, and the pairs out of it."""
+    """Return for each bootstrap sample an order of all edges, largest estimate first, and a mask of pairs.
+
+    The mask is True for pairs that are not in the sample. `method` is the estimate, `draws` the number of samples.
+    Raises ValueError for fewer than 16 distinct pairs, or if estimates cannot be divided among pairs.
+    """
     n, distinct = len(pairs.sequences.tokens), pairs.sequences.distinct
     unit = np.arange(n) if distinct is None else distinct
     n_units = int(unit.max()) + 1
     if n_units < _FEWEST_TO_CHOOSE:
         raise ValueError(
-            f"choose='bootstrap' takes {_FEWEST_TO_CHOOSE} distinct pairs, and there are {n_units}: give more, or a "
-            "table of edges"
+            f"choose='bootstrap' needs {_FEWEST_TO_CHOOSE} distinct pairs, and the task has {n_units}: give more "
+            "pairs, or a table of edges without choose="
         )
     number = counted(draws, 1, "draws is how many bootstrap samples choose edges")
     estimates = edge_estimates(pairs, method)
     if estimates.units != "pairs":
-        raise ValueError(f"choose='bootstrap' draws pairs, and estimates of this task are of {estimates.units}")
+        raise ValueError(
+            f"choose='bootstrap' resamples pairs, and estimates of this task exist only for {estimates.units}: give a "
+            "table of edges without choose="
+        )
     flat = np.flatnonzero(pairs.graph.possible)
     terms = estimates.terms[:, 0].reshape(n_units, -1)[:, flat]
     choices: list[_Choice] = []
@@ -358,8 +371,12 @@ def _procedure(
     none: Float64[np.ndarray, "pairs"],
     whole: Float64[np.ndarray, "pairs"],
 ) -> list[dict[str, Any]]:
-    """Return a row for each size: of each pair the mean value of the circuits that were chosen without it."""
-    found: list[dict[str, Any]] = []
+    """Return a row named `procedure` for each size, as a dict: the mean over pairs of circuits chosen without the pair.
+
+    `rows` and `values` are the rows and per-pair values of all circuits, `choices` the bootstrap samples. `none` is the
+    value of no edge and `whole` the gap (clean minus counterfactual value) of each pair.
+    """
+    procedure: list[dict[str, Any]] = []
     of_edges = [(row, value) for row, value in zip(rows, values, strict=True) if row["circuit"] == "edges"]
     out = np.stack([evaluated for _, evaluated in choices])  # [draws, pairs]
     known = out.any(0)  # a pair that every sample holds has no value from a circuit chosen without it
@@ -367,33 +384,34 @@ def _procedure(
         some = of_edges[start : start + len(choices)]
         values = np.stack([value for _, value in some])
         value = (values * out)[:, known].sum(0) / out[:, known].sum(0)
-        first = some[0][0]  # all have as many edges; what else is counted is a mean
+        first = some[0][0]  # all circuits of a size have equally many edges; other counts are means
         means = {name: float(np.mean([row[name] for row, _ in some])) for name in ("share_expanded", "n_live")}
         means["n_live"] = round(means["n_live"])
         carried = float((value - none[known]).mean() / whole[known].mean())
-        found.append({
+        procedure.append({
             "circuit": "procedure", "draw": 0, "share": first["share"], "n_edges": first["n_edges"], **means,
             "value": float(value.mean()), "faithfulness": carried,
         })  # fmt: skip
-    return found
+    return procedure
 
 
 def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[np.ndarray, "edges"]:
-    """Return all possible edges, as places in the flat mask, the largest effect first.
+    """Return all possible edges as indices into the flattened mask [receivers, senders], largest |effect| first.
 
-    With `rank="selected"` the edges of largest `selected` come first. Raises ValueError for other words, and a table
-    that lacks what they name.
+    Effects are the column `estimate`, or `delta`, of the table `edges`; edges that the table lacks come last. With
+    rank="selected", edges of largest `selected` come first, and equal ones are sorted by |effect|. Raises ValueError
+    for an unknown rank, or a table without the needed columns or values.
     """
     if rank not in (None, "selected"):
-        raise ValueError(f"rank is 'selected' or None, the size of the estimate; found {rank!r}")
+        raise ValueError(f"rank= must be 'selected' or None (by size of the estimate); found {shown(rank)}")
     if not isinstance(edges, pd.DataFrame):
         raise ValueError(
-            "edges are ranked by a table with sender, receiver and estimate, such as that of edge_effects; found "
+            "edges= must be a table with sender, receiver and estimate, such as from edge_effects; found "
             f"{type(edges).__name__}{naming_nodes(edges)}"
         )
     column = "estimate" if "estimate" in edges else "delta"
     if column not in edges:
-        raise ValueError("edges have neither estimate nor delta: give a table of edge_effects")
+        raise ValueError("the table of edges has neither estimate nor delta: give a table of edge_effects")
     require(edges, ("sender", "receiver"), "edge_effects", name="table of edges")
     rows, places = graph.places(edges)
     named = pd.DataFrame({"row": rows, "place": places, "effect": edges[column].to_numpy(float)}).drop_duplicates()
@@ -401,7 +419,7 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     named["receiver"] = [graph.receivers[row].name for row in named["row"]]
     require_one_row(named, ["sender", "receiver"], "rank edges by one number each", name="table of edges")
     if named["effect"].isna().all():
-        raise ValueError(f"no edge of the table has a value in its column {column}: give a table of edge_effects")
+        raise ValueError(f"the column {column} of the table of edges is empty: give a table of edge_effects")
     effect = np.full(graph.possible.shape, np.nan)
     effect[named["row"], named["place"]] = named["effect"]
     flat, size = np.flatnonzero(graph.possible), np.abs(effect)
@@ -413,12 +431,19 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     selected = np.full(graph.possible.shape, -1.0)
     selected[rows, places] = edges["selected"].to_numpy(float)
     if np.isnan(selected).any():
-        raise ValueError("selected is missing: a metric of all prompts at once has no estimate per pair")
+        raise ValueError(
+            "rank='selected' needs a value of selected for each edge, and some are missing (a metric of all prompts at "
+            "once has no estimates per pair): leave rank= out"
+        )
     return flat[np.lexsort((-size, -selected.ravel()[flat]))]
 
 
 def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
-    """Return the circuit with the heads of each layer exchanged, groups as a whole: as many of its edges are live."""
+    """Return the circuit `mask` with the heads of each layer exchanged at random, as a mask [receivers, senders].
+
+    It has equally many live edges, which lie on a path from embedding to logits. Heads that share keys and values move
+    together.
+    """
     rows, places = np.arange(len(graph.receivers)), np.arange(len(graph.senders))
     for layer, (n_heads, n_groups) in enumerate(zip(graph.n_heads, graph.n_kv_heads, strict=True)):
         if not n_heads:
@@ -434,17 +459,20 @@ def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Ma
 
 
 def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
-    """Return random edges, as many between two layers, and of each kind of sender and receiver, as the circuit has."""
+    """Return a random circuit as a mask [receivers, senders].
+
+    Between every two layers, and every kind of sender and receiver, it has as many edges as the circuit `mask`.
+    """
     drawn = np.zeros_like(mask)
-    of_receivers = [(one.layer, one.input) for one in graph.receivers]
-    of_senders = [(one.layer, one.kind) for one in graph.senders]
+    of_receivers = [(receiver.layer, receiver.input) for receiver in graph.receivers]
+    of_senders = [(sender.layer, sender.kind) for sender in graph.senders]
     rows = pd.factorize(pd.Series(of_receivers))[0]
     places = pd.factorize(pd.Series(of_senders))[0]
     for row in np.unique(rows[mask.any(1)]):
         for place in np.unique(places[mask[rows == row].any(0)]):
             block = np.ix_(rows == row, places == place)
-            there = np.argwhere(graph.possible[block])
-            chosen = there[rng.permutation(len(there))[: int(mask[block].sum())]]
+            candidates = np.argwhere(graph.possible[block])
+            chosen = candidates[rng.permutation(len(candidates))[: int(mask[block].sum())]]
             inside = np.zeros(graph.possible[block].shape, dtype=bool)
             inside[tuple(chosen.T)] = True
             drawn[block] = inside
@@ -452,9 +480,9 @@ def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
 
 
 def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
-    """Return how many edges a circuit has, counted in three ways."""
+    """Return a dict with the columns `share, share_expanded, n_edges, n_live` of the circuit `mask`."""
     group = np.array([
-        graph.n_heads[one.layer] // graph.n_kv_heads[one.layer] if one.shared else 1 for one in graph.receivers
+        graph.n_heads[end.layer] // graph.n_kv_heads[end.layer] if end.shared else 1 for end in graph.receivers
     ])  # fmt: skip
     return {
         "share": float(mask.sum() / graph.possible.sum()),
@@ -465,19 +493,23 @@ def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
 
 
 def _areas(table: pd.DataFrame) -> dict[str, float]:
-    """Return the areas of the curve of the ranked edges, over the share of edges and over its logarithm."""
+    """Return a dict of areas of the curve of faithfulness over the share of edges.
+
+    `cpr` is the area below the curve, `cmd` the area between the curve and 1; `cpr_log` and `cmd_log` are over the
+    logarithm of the share. `table` has one row for each size.
+    """
     table = table.sort_values("share_expanded")
-    share, found = table["share_expanded"].to_numpy(), table["faithfulness"].to_numpy()
+    share, carried = table["share_expanded"].to_numpy(), table["faithfulness"].to_numpy()
     areas = {}
     for suffix, x in (("", share), ("_log", np.log10(share))):
         length = x[-1] - x[0] if suffix else 1.0
-        for name, y in (("cpr", found), ("cmd", np.abs(1 - found))):
+        for name, y in (("cpr", carried), ("cmd", np.abs(1 - carried))):
             areas[name + suffix] = float(scipy.integrate.trapezoid(y, x) / length) if len(x) > 1 else float("nan")
     return areas
 
 
 def _shares(sizes: Any) -> list[float]:
-    """Return the shares of all edges that circuits keep. Raises ValueError for what are none."""
+    """Return `sizes` as a list of shares of all edges, or the default ten. Raises ValueError unless 0 < share <= 1."""
     shares = np.asarray(SIZES if sizes is None else sizes)
     if (
         shares.ndim != 1
@@ -485,24 +517,23 @@ def _shares(sizes: Any) -> list[float]:
         or shares.dtype.kind not in "iuf"
         or not ((shares > 0) & (shares <= 1)).all()
     ):
-        raise ValueError(f"sizes are a list of shares of all edges, above 0 and up to 1; found {sizes!r}"[:200])
+        raise ValueError(f"sizes= must be a list of shares of all edges, above 0 and at most 1; found {shown(sizes)}")
     return shares.tolist()
 
 
 def _compare(edges: Any, pairs: Pairs) -> None:
-    """Compare what a table of edges says of itself with the model and the pairs that a circuit is run on.
+    """Check that a table of edges fits the model and the pairs of a circuit. Edges in other forms pass unchecked.
 
-    Raises ValueError for other weights and for effects at positions. Warns of effects that are of another kind than
-    the effects of the circuit, and of pairs on which the edges were found.
+    Raises ValueError for a table of other weights, or with effects at positions. Warns if its effects are of another
+    task, measure or replacement, and if it was made on some of the same pairs.
     """
     if not isinstance(edges, pd.DataFrame):
         return
     if "position" in edges:
-        shown = ", ".join(repr(str(one)) for one in edges["position"].unique()[:3])
+        shown = ", ".join(repr(str(position)) for position in edges["position"].unique()[:3])
         raise ValueError(
-            f"the table of edges has effects at positions ({shown}), and a circuit keeps an edge at all of them: make "
-            "the table without at=. If the edges are meant at all positions, give their names: "
-            "list(zip(edges['sender'], edges['receiver']))"
+            f"the table of edges has effects at positions ({shown}), and a circuit keeps an edge at all positions: "
+            "make the table without at=, or give the edges by name, list(zip(edges['sender'], edges['receiver']))"
         )
     require_same_model(edges, pairs.view.origin(), "the circuit's model", name="table of edges")
     of_circuit = {"task": pairs.sequences.name, "measure": "task", "replace": "counterfactual"}
@@ -510,16 +541,18 @@ def _compare(edges: Any, pairs: Pairs) -> None:
     if other:
         warn_caller(
             f"the effects in the table of edges are of {_spelled(other)}, and the circuit is of "
-            f"{_spelled({name: of_circuit[name] for name in other})}: what matters to one need not matter to the other"
+            f"{_spelled({name: of_circuit[name] for name in other})}: other edges may matter; give a table with these "
+            "settings"
         )
     known = set(edges.attrs.get("pairs_sha256") or ())
-    shared = sum(one in known for one in pairs.digests)
+    shared = sum(digest in known for digest in pairs.digests)
     if shared:
         warn_caller(
-            f"{shared} of {len(pairs.digests)} pairs are among those on which the edges were found, and of these "
-            "the circuit carries more: find edges on one half of task.split(), and evaluate them on the other"
+            f"{shared} of {len(pairs.digests)} pairs are among those on which the edges were found, so the circuit "
+            "looks better than on new pairs: find edges on one half of task.split(), and evaluate them on the other"
         )
 
 
 def _spelled(settings: dict[str, Any]) -> str:
+    """Return settings as text for a message, such as "task='induction', replace='mean'"."""
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())

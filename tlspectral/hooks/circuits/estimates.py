@@ -1,8 +1,8 @@
 """First-order estimates of the effect of every edge: edge attribution patching, with or without integrated gradients.
 
-EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Discovery"), EAP-IG Hanna et al. 2024
-("Have Faith in Faithfulness"), whose gradients are a mean over inputs between the two prompts. EAP-QK takes attention
-anew, see `circuits.query_key_estimates`.
+EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Discovery"). EAP-IG is Hanna et al. 2024
+("Have Faith in Faithfulness"): its gradients are a mean over inputs between the two prompts. EAP-QK computes the
+softmax of attention again for edges into queries and keys (`circuits.query_key_estimates`).
 """
 
 from bisect import bisect_right
@@ -36,26 +36,34 @@ from tlspectral.models.stream.writes import Input, LayerReads
 from tlspectral.tables.progress import bar
 
 Method = Literal["EAP", "EAP-IG", "EAP-QK"]
-"""How edges are estimated: gradients at the clean run, their mean on the way to the pair, or whole queries and keys."""
+"""Estimates of edges.
+
+- "EAP": gradients at the clean run.
+- "EAP-IG": mean of the gradients at five inputs between the counterfactual and the clean prompt.
+- "EAP-QK": as "EAP", and for edges into queries and keys the whole change of the attention.
+"""
 STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0), "EAP-QK": (1.0,)}
-"""Share of the clean embedding at which gradients are taken; the rest is the embedding of the counterfactual prompt."""
+"""From method to the inputs at which gradients are taken, as shares of the clean embedding.
+
+The rest of the input is the counterfactual embedding.
+"""
 
 
-_MOST_BYTES = 2**30  # of terms of estimates
-_LEAST_BLOCKS = 32
+_MOST_BYTES = 2**30  # memory of the terms of all units; beyond it, pairs are joined into blocks
+_LEAST_BLOCKS = 32  # number of blocks even if they take more memory
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """First-order estimates of the effects of all edges, as sums of terms.
+    """First-order estimates of the effects of all edges (from a sender's write to a receiver's input).
 
-    A term is what a unit of pairs adds to the mean over all pairs. Units are the distinct pairs; where their terms take
-    more than 1 GiB, blocks of them; all pairs together for a metric whose value of a prompt depends on others.
+    The estimate of an edge is the sum of its terms over units. The term of a unit is its share of the mean over pairs.
 
     Attributes:
-        terms: of each unit, for each position at which edges are cut.
-        sizes: pairs of each unit.
-        units: `"pairs"`, `"blocks"` or `"all"`.
+        terms: the term of each unit, for each position at which edges are cut, in units of the metric.
+        sizes: number of pairs in each unit.
+        units: "pairs" (a unit is a distinct pair), "blocks" (a block of pairs, if terms would take more than 1 GiB) or
+            "all" (all pairs are one unit, for a metric whose value for one prompt depends on other prompts).
     """
 
     terms: Float64[np.ndarray, "units positions receivers senders"]
@@ -65,34 +73,45 @@ class Estimates:
 
 @torch.no_grad()
 def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]] = ()) -> Estimates:
-    """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, by pairs.
+    """Return estimates of metric(edge cut to its counterfactual) - metric(clean) for every edge, by units of pairs.
 
-    `at` are positions at which edges are cut, one of each pair, each alone; without any they are cut at all at once.
-    Raises ValueError under `torch.inference_mode`, and for a model that was loaded under it; with `"EAP-QK"` as
-    `taken_anew` and `attention_of` too.
+    The estimate is the gradient of the metric in the receiver's stream, times (counterfactual - clean write of the
+    sender). With "EAP-QK", an edge into queries or keys has the gradient in the attention times the attention's change.
 
-    It is the gradient of the metric in what the receiver reads, times the counterfactual less the clean write of the
-    sender. One ordinary backward pass gives the gradients at the queries, keys and values of all heads, at what MLPs
-    read and behind the last layer; each is carried to the receiver's own residual stream by its weights and the
-    Jacobian of its norm. With `"EAP-QK"` it is, for queries and keys, the gradient in the attention times its change,
-    see `attention_effects`.
+    Args:
+        pairs: the clean and counterfactual prompts on one model.
+        method: how gradients are taken: "EAP" at the clean run, "EAP-IG" as a mean over five inputs between the two
+            prompts, "EAP-QK" with the softmax of attention computed again.
+        at: positions at which edges are cut, each alone; one entry holds a position for each pair. Default: none, all
+            positions at once.
+
+    Raises:
+        ValueError: gradients are off (`torch.inference_mode`), now or when the model was loaded; with "EAP-QK" also
+            prompts longer than the layer's score scale allows.
+        EditNotHonored, ScoreMismatch, UnsupportedArchitecture: with "EAP-QK", a layer's attention cannot be recomputed.
     """
+    # One backward pass gives the gradients at queries, keys and values of all heads, at the inputs of MLPs and behind
+    # the last layer. Each is carried to the receiver's own stream by its weights and the Jacobian of its norm.
     require_gradients(pairs.view, "screen='gradient'")
     anew = taken_anew(pairs.view) if method == "EAP-QK" else []
     graph, sequences, other = pairs.graph, pairs.sequences, pairs.other
     masks = [places[:, None] == torch.arange(sequences.tokens.shape[1]) for places in at] or [sequences.real]
     steps, n = STEPS[method], len(sequences.tokens)
     kind, unit = _units(pairs, len(masks) * graph.possible.size)
-    found = torch.zeros(int(unit.max()) + 1, len(masks), *graph.possible.shape, dtype=torch.float64)
+    terms = torch.zeros(int(unit.max()) + 1, len(masks), *graph.possible.shape, dtype=torch.float64)
     of_logits: dict[float, Tensor] = {}
     with bar(n * len(steps), method, "run of a pair") as shown:
 
         def estimates(batch: slice) -> tuple[Tensor, Tensor]:
+            """Return the numbers of the units (pairs, or blocks of pairs) in a batch, and their terms from this batch.
+
+            `batch` is a slice of pairs. A term is a unit's share of an edge's estimate.
+            """
             of_units, place_of = unit[batch].unique(return_inverse=True)
-            of_batch = found.new_zeros(len(of_units), *found.shape[1:])
+            of_batch = terms.new_zeros(len(of_units), *terms.shape[1:])
             differences = pairs.differences(batch)
             embedding = differences.whole[0]
-            # Before the first token that differs, nothing is written that an edge could carry.
+            # Before the first token that differs, clean and counterfactual writes are equal: no edge carries anything.
             first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
             late = differences.each(lambda held: held[..., first:, :])
             chosen = torch.stack([places[batch] for places in at], dim=1) - first if at else None
@@ -103,13 +122,13 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
                 removed = late if counted.all() else late.each(lambda held: held * counted)
             for share in steps:
                 reading = _Reading(pairs, (1.0 - share) * embedding, anew)
-                given = None
+                logit_gradient = None
                 if not sequences.by_rows and batch.stop - batch.start < n:  # the metric gets all prompts at once
-                    # It is the same for all batches of a share, and takes a run of all pairs.
+                    # The gradient in the logits needs a run of all pairs, and is then kept for the other batches.
                     if share not in of_logits:
                         of_logits[share] = _logit_gradients(pairs, share)
-                    given = of_logits[share][batch]
-                reading.run(batch, given)
+                    logit_gradient = of_logits[share][batch]
+                reading.run(batch, logit_gradient)
                 for receivers, gradients in reading.of_windows(late):
                     gradients = gradients if chosen is None else _at(chosen, gradients)
                     products = _products(graph, receivers, gradients, removed) / (n * len(steps))
@@ -126,39 +145,55 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
             return of_units, of_batch
 
         for of_units, of_batch in pairs.in_batches(estimates, backward=True):
-            found.index_add_(0, of_units, of_batch)
-    return Estimates(found.numpy(), np.bincount(unit.numpy()), kind)
+            terms.index_add_(0, of_units, of_batch)
+    return Estimates(terms.numpy(), np.bincount(unit.numpy()), kind)
 
 
 def _at(positions: Int[Tensor, "batch chosen"], held: Float[Tensor, "*some batch late d"]) -> Tensor:
-    """Return what is held at some positions of each row, each as a row of its own; 0 at those in front of all."""
+    """Return the vectors of `held` at some positions of each row of the batch, as [*some, batch * chosen, 1, d].
+
+    `positions` count from the first position in `held`; a negative one gives a vector of 0.
+    """
     index = positions.clamp(min=0)[..., None].to(held.device)
-    found = held.gather(-2, index.expand(*held.shape[:-3], *index.shape[:2], held.shape[-1]))
-    return (found * (positions >= 0)[..., None].to(found)).flatten(-3, -2).unsqueeze(-2)
+    gathered = held.gather(-2, index.expand(*held.shape[:-3], *index.shape[:2], held.shape[-1]))
+    return (gathered * (positions >= 0)[..., None].to(gathered)).flatten(-3, -2).unsqueeze(-2)
 
 
 def _products(
     graph: Graph, receivers: Sequence[int], gradients: Float[Tensor, "receivers rows pos d"], removed: HeldWrites
 ) -> Float64[Tensor, "rows receivers senders"]:
-    """Return the gradients in the streams of receivers times what each sender writes; 0 where there is no edge."""
+    """Return the inner product of each receiver's gradient with each sender's write, summed over positions.
+
+    `receivers` are indices into `Graph.receivers`, `gradients` the gradients in their streams, `removed` the writes of
+    the senders. Where no edge leads from sender to receiver, the product is 0.
+    """
     n_before = [graph.n_before(graph.receivers[place]) for place in receivers]
-    found = torch.zeros(gradients.shape[1], len(receivers), len(graph.senders), dtype=torch.float64)
+    products = torch.zeros(gradients.shape[1], len(receivers), len(graph.senders), dtype=torch.float64)
     for senders, rows, tokens, written in removed.pieces(slice(0, n_before[-1])):
         reading = slice(bisect_right(n_before, senders.start), None)
         of_rows = gradients[reading, rows, tokens].flatten(2).transpose(0, 1)
-        found[rows, reading, senders] += torch.bmm(of_rows, written.flatten(2).permute(1, 2, 0)).double().cpu()
-    return found * torch.as_tensor(graph.possible[receivers])
+        products[rows, reading, senders] += torch.bmm(of_rows, written.flatten(2).permute(1, 2, 0)).double().cpu()
+    return products * torch.as_tensor(graph.possible[receivers])
 
 
 def _by_unit(of_pairs: Float64[Tensor, "batch *shape"], place: Int[Tensor, "batch"], n: int) -> Tensor:
+    """Return the sum of values of pairs within each of n units (groups of pairs).
+
+    `of_pairs` are the values, `place` the number of the unit of each pair.
+    """
     return of_pairs.new_zeros(n, *of_pairs.shape[1:]).index_add_(0, place, of_pairs)
 
 
 def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"], Int[Tensor, "pairs"]]:
-    """Return the unit that each pair belongs to, and what units are, where one takes so many numbers."""
+    """Return the kind of the units ("pairs", "blocks" or "all") and the number of the unit of each pair.
+
+    Estimates are kept separately for each unit: a distinct pair, a block of pairs, or all pairs. `numbers` is how many
+    numbers the estimates of one unit take; it decides whether pairs are joined into blocks.
+    """
     sequences, n, distinct = pairs.sequences, len(pairs.sequences.tokens), pairs.sequences.distinct
 
     def logits() -> Tensor:
+        """Return the logits of all clean prompts."""
         return torch.cat([*pairs.in_batches(partial(_plain_logits, pairs))])
 
     if not sequences.of_each_row(logits):
@@ -171,15 +206,23 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
 
 
 def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted d_vocab"]:
+    """Return the logits of the clean prompts of a batch of pairs, in float32.
+
+    Only the positions that the metric reads are returned.
+    """
     sequences = pairs.sequences
     return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()
 
 
 def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predicted d_vocab"]:
-    """Return the gradient in the logits of a metric that gets all prompts at once, at a share of the embedding."""
+    """Return the gradient of the metric in the logits of all pairs, for a metric that gets all prompts at once.
+
+    `share` is the share of the clean embedding in the input of the run; the rest is the counterfactual embedding.
+    """
     view, point = pairs.view, pairs.view.hook_names(0)["residual"]
 
     def logits(batch: slice) -> Tensor:
+        """Return the logits of a batch for an input between counterfactual and clean embedding."""
         clean, other = (
             widened(capture_until(view, side.tokens[batch], [point], last=point)[point])
             for side in (pairs.sequences, pairs.other)
@@ -191,12 +234,17 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predict
 
 @dataclass
 class _Reading:
-    """One run with gradients, from the clean embedding without what is `removed`.
+    """One run of the model with gradients; its input is the clean embedding minus `removed`.
 
-    `anew` are the kinds of receivers whose attention is taken anew. `read[i]` is the activation at the i-th of
-    `Graph.receiver_inputs`, unless its attention is taken anew; `z[layer]` is the z of a layer. `gradient` holds their
-    gradients once `run` has returned. `passed` are streams that receivers read, or their parts, and what attention
-    read, by hook point.
+    Attributes:
+        pairs: the clean and counterfactual prompts.
+        removed: the tensor that is subtracted from the embedding.
+        anew: kinds of receivers, as (layer, "q" or "k"), whose attention is computed again (method "EAP-QK").
+        read: activation at each entry of `Graph.receiver_inputs`, by its index; not for kinds in `anew`.
+        z: output of the heads before W_O, by layer, for layers in `anew`.
+        passed: activations that receivers and attention read, by hook name.
+        gradient: gradients of `read` and `z`, by ("read", index) and ("z", layer), set by `run`. None if the metric
+            does not depend on the activation.
     """
 
     pairs: Pairs
@@ -208,26 +256,30 @@ class _Reading:
     gradient: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
-        """Return the logits of a batch that the metric gets."""
+        """Run a batch of pairs and return the logits at the positions that the metric reads."""
         sequences, view = self.pairs.sequences, self.pairs.view
         with view.hooks_on(self._hooks()):
             return logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch))
 
     def run(self, batch: slice, of_logits: Tensor | None) -> None:
-        """Run the model on a batch forth and back, from the gradient in the logits if it is given."""
+        """Run a batch of pairs forward and backward, and set `gradient`. Return None.
+
+        `of_logits` is the gradient of the metric in the logits; None computes it from the metric.
+        """
         with torch.enable_grad():
             logits = self.logits(batch)
         sequences = self.pairs.sequences
         of_logits = sequences.gradients(logits, batch) if of_logits is None else of_logits
-        nodes = {("read", at): one for at, one in self.read.items()}
-        nodes |= {("z", layer): one for layer, one in self.z.items()}
-        found = torch.autograd.grad(logits, list(nodes.values()), of_logits.to(logits), allow_unused=True)
-        self.gradient = dict(zip(nodes, found, strict=True))
+        nodes = {("read", at): activation for at, activation in self.read.items()}
+        nodes |= {("z", layer): activation for layer, activation in self.z.items()}
+        gradients = torch.autograd.grad(logits, list(nodes.values()), of_logits.to(logits), allow_unused=True)
+        self.gradient = dict(zip(nodes, gradients, strict=True))
 
     def of_windows(self, held: HeldWrites) -> Iterator[tuple[Sequence[int], Float[Tensor, "receivers batch late d"]]]:
-        """Yield places of receivers of some layers and the gradients in the streams that these read.
+        """Yield indices of receivers and the gradients in the streams that they read, for a few layers at a time.
 
-        They are those at the last positions, as many as are held of what is written.
+        Gradients are at the last positions, as many as the writes `held` have. Several layers come together if they fit
+        into memory.
         """
         graph, inputs = self.pairs.graph, sorted(self.read)
         kinds = dict.fromkeys(graph.receiver_inputs[place][0] for place in inputs)
@@ -237,49 +289,58 @@ class _Reading:
             some = held.first_layers(waiting)
             streams = held.whole[0].new_zeros(len(some), *shape)
             for place in inputs:
-                kind, one = graph.receiver_inputs[place]
+                kind, read = graph.receiver_inputs[place]
                 rows, gradient = graph.kinds[kind], self.gradient["read", place]
-                # The metric may depend on nothing that this input leads to.
+                # None if the metric does not depend on this input.
                 if gradient is not None and some[0] <= rows.start <= some[-1]:
-                    of_stream = one.gradient(widened(gradient), self.passed)[:, :, -shape[1] :]
+                    of_stream = read.gradient(widened(gradient), self.passed)[:, :, -shape[1] :]
                     first = some.index(rows.start)
                     streams[first : first + len(of_stream)] += of_stream.to(streams)
             yield some, streams
             waiting = waiting[len(some) :]
 
     def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
-        """Yield places of receivers, the attention that is taken anew for them, and the gradient in it."""
+        """Yield for each kind in `anew` the indices of its receivers, the layer's attention, and the gradient in it.
+
+        A kind that the metric does not depend on is left out.
+        """
         view = self.pairs.view
         for kind in self.anew:
             gradient = self.gradient["z", kind[0]]
-            if gradient is not None:  # else nothing that is scored reads the layer
+            if gradient is not None:  # None if the metric does not depend on the layer
                 attention = attention_of(view, self.passed, *kind)
                 values = view.raw(kind[0]).values(self.passed[view.hook_names(kind[0])["value"]])
                 of_attention = gradient_of_attention(attention, self.z[kind[0]].detach(), gradient, values)
                 yield self.pairs.graph.kinds[kind], attention, of_attention
 
     def _hooks(self) -> list[Hook]:
+        """Return the `fwd_hooks` list that sets the input of this run and keeps its activations."""
         view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
         every = enumerate(self.pairs.graph.receiver_inputs)
-        inputs = [(place, one) for place, (kind, one) in every if not self._is_anew(kind, one)]
-        passing = dict.fromkeys(one.names[point] for _, one in inputs for point in one.streams)
+        inputs = [(place, read) for place, (kind, read) in every if not self._is_anew(kind, read)]
+        passing = dict.fromkeys(read.names[point] for _, read in inputs for point in read.streams)
         names = [view.hook_names(layer) for layer in layers]
-        passing |= dict.fromkeys(each[point] for each in names for point in (*READ_POINTS, "value") if point in each)
+        passing |= dict.fromkeys(own[point] for own in names for point in (*READ_POINTS, "value") if point in own)
         return [
             (view.hook_names(0)["residual"], self._start),
             *holding(self.passed, passing),
-            *((one.point, partial(self._keep, self.read, place)) for place, one in inputs),
-            *((each["z"], partial(self._keep, self.z, layer)) for layer, each in zip(layers, names, strict=True)),
+            *((read.point, partial(self._keep, self.read, place)) for place, read in inputs),
+            *((own["z"], partial(self._keep, self.z, layer)) for layer, own in zip(layers, names, strict=True)),
         ]
 
-    def _is_anew(self, kind: Any, one: ReceiverInput) -> bool:
-        """Return whether an input is in the attention that is taken anew: a gate of queries is not."""
-        return kind in self.anew and isinstance(one.reads, LayerReads) and one.reads.point != "gate"
+    def _is_anew(self, kind: Any, read: ReceiverInput) -> bool:
+        """Return True if the input `read` goes into attention that is computed again.
+
+        The gate of gated attention does not. `kind` is (layer, input) of the receivers.
+        """
+        return kind in self.anew and isinstance(read.reads, LayerReads) and read.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
+        """Return the embedding `x` minus `removed`, as a tensor that records gradients."""
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
     def _keep(self, kept: dict[int, Tensor], place: int, activation: Tensor, hook: Any) -> Tensor:
-        # A node of its own: a stream or norm that others read too has their gradients in it.
+        """Store an activation in `kept` under the number `place`, and return it, so that its gradient can be taken."""
+        # A view is a new node of the graph. Otherwise the gradient would include other readers of the same stream.
         kept[place] = activation.view_as(activation)
         return kept[place]

@@ -1,7 +1,7 @@
-"""What every sender writes in a run. A head is held by its z: d_head numbers for a token in place of d_model.
+"""`HeldWrites`: the writes of all senders in a run. A head is stored by its z, its output before W_O, to save memory.
 
-Writes of heads are rebuilt by W_O where they are needed, for a few layers and tokens at a time. As each layer is then
-rebuilt once for a window of receivers, and not for each layer of them, a window spans some layers where memory allows.
+Writes of heads are rebuilt by W_O for a few layers and tokens at a time. A `Window` collects them for the receivers of
+several layers at once, so that each sender is rebuilt once per window.
 """
 
 from bisect import bisect_left
@@ -18,17 +18,22 @@ from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.models.running.batches import batch_on
 from tlspectral.models.stream.writes import HeadWrites
 
-# Measured on two cores: with fewer tokens or senders more time goes into reading W_O and what is summed, and windows of
-# more layers take more sums of few senders.
-_TOKENS = 64
-_SENDERS = 64
-_LAYERS = 8
-_OF_HELD = 32  # share of what a batch may hold that rebuilt writes take
-_OF_HELD_IN_WINDOW = 4
+# Fastest values measured on two cores. Smaller numbers of tokens or senders read W_O more often; windows of more layers
+# make more sums over few senders.
+_TOKENS = 64  # fewest tokens of a piece
+_SENDERS = 64  # most senders of a piece
+_LAYERS = 8  # most layers of a window
+_OF_HELD = 32  # rebuilt writes take 1/32 of the memory of a batch
+_OF_HELD_IN_WINDOW = 4  # the sums of a window take 1/4 of it
 
 
 class Piece(NamedTuple):
-    """What some senders write on some tokens."""
+    """The writes of some senders on some rows and tokens.
+
+    Attributes:
+        senders, rows, tokens: which entries of `HeldWrites` these are, as slices.
+        written: the vectors that are added to the residual stream.
+    """
 
     senders: slice
     rows: slice
@@ -38,11 +43,12 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldWrites:
-    """What senders write, or a difference of it between two runs.
+    """The writes of all senders (heads, mixers, MLPs, embedding) in a run, or their difference between two runs.
 
     Attributes:
-        z: by layer, [heads, batch, pos, d_head], times the scale of the norm behind the attention.
-        whole: of the other senders, by their place, [batch, pos, d_model].
+        graph: the senders and receivers.
+        z: heads' outputs before W_O, by layer, [heads, batch, pos, d_head], times the scale of a norm behind attention.
+        whole: writes of all other senders, by index of the sender, [batch, pos, d_model].
     """
 
     graph: Graph
@@ -50,17 +56,21 @@ class HeldWrites:
     whole: dict[int, Tensor] = field(default_factory=dict)
 
     def note(self, sender: int, written: Float[Tensor, "batch pos d_model"], then: "HeldWrites | None" = None) -> None:
-        """Keep a copy of what a sender writes, less what it wrote `then`, on one copy of the prompts or several."""
+        """Store the write of a sender (by index), minus its write in the run `then` if that is given.
+
+        The batch axis of `written` may have several copies of the prompts of `then`.
+        """
         self.whole[sender] = self._copied(written, None if then is None else then.whole[sender])
 
     def note_heads(
         self, layer: int, z: Float[Tensor, "batch pos heads d_head"], then: "HeldWrites | None" = None
     ) -> None:
-        """Keep what the heads of a layer write, as `note` does."""
+        """Store the z (output before W_O) of the heads of a layer, minus their z in the run `then` if that is given."""
         by_head = self._writes(layer).scaled(z).permute(2, 0, 1, 3)
         self.z[layer] = self._copied(by_head, None if then is None else then.z[layer])
 
     def _copied(self, now: Float[Tensor, "*heads batch pos width"], then: Tensor | None) -> Tensor:
+        """Return a copy of `now`, minus `then` for each copy of the prompts, with dtype and device of W_O."""
         weight = next(writes.w_o for writes in self.graph.writes if writes is not None)
         room = torch.empty(now.shape, dtype=weight.dtype, device=weight.device).copy_(now)
         if then is not None:
@@ -68,42 +78,51 @@ class HeldWrites:
         return room
 
     def less(self, other: "HeldWrites") -> None:
-        """Subtract what is written in another run."""
+        """Subtract the writes of another run from these writes, in place."""
         for mine, theirs in ((self.z, other.z), (self.whole, other.whole)):
             for place, held in mine.items():
                 held.sub_(theirs[place])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "HeldWrites":
-        """Return what a function, linear in the last axis, makes of all that is held, [*heads, batch, pos, width]."""
+        """Return new writes: `change` applied to every stored tensor, [*heads, batch, pos, width].
+
+        `change` must be linear and keep the last axis, because z is multiplied by W_O later.
+        """
         z, whole = ({place: change(held) for place, held in held.items()} for held in (self.z, self.whole))
         return HeldWrites(self.graph, z, whole)
 
     def in_rows(self, n: int) -> "HeldWrites":
-        """Return the same tokens as n rows."""
+        """Return the same writes with batch and positions reshaped to n rows."""
         return self.each(lambda held: held.reshape(*held.shape[:-3], n, -1, held.shape[-1]))
 
     @torch.no_grad()
     def written(
         self, senders: slice, rows: slice = slice(None), tokens: slice = slice(None)
     ) -> Float[Tensor, "senders rows tokens d_model"]:
-        """Return what some senders write."""
+        """Return the vectors that some senders add to the residual stream, on some rows and tokens.
+
+        Writes of heads are computed from z by W_O.
+        """
         like = self.whole[0][rows, tokens]
-        found = like.new_empty(senders.stop - senders.start, *like.shape)
+        writes = like.new_empty(senders.stop - senders.start, *like.shape)
         for layer, z in self.z.items():
             first = self.graph.n_before_layer[layer]
             start, stop = max(first, senders.start), min(first + len(z), senders.stop)
             if start < stop:
                 heads = slice(start - first, stop - first)
                 by_head = z[heads, rows, tokens].flatten(1, 2)
-                room = found[start - senders.start : stop - senders.start].flatten(1, 2)
+                room = writes[start - senders.start : stop - senders.start].flatten(1, 2)
                 torch.bmm(by_head, self._writes(layer).effective(heads).to(by_head), out=room)
         for place, written in self.whole.items():
             if senders.start <= place < senders.stop:
-                found[place - senders.start] = written[rows, tokens]
-        return found
+                writes[place - senders.start] = written[rows, tokens]
+        return writes
 
     def pieces(self, senders: slice) -> Iterator[Piece]:
-        """Yield what some senders write, piece by piece, so that few of their writes are held at once."""
+        """Yield the writes of the senders in this slice, in pieces that fit into memory.
+
+        A piece covers some senders, rows and tokens.
+        """
         (n_rows, n_tokens, d_model), like = self.whole[0].shape, self.whole[0]
         groups = self._groups(senders)
         numbers = max((some.stop - some.start for some in groups), default=1) * d_model
@@ -118,9 +137,10 @@ class HeldWrites:
                     yield Piece(some, rows, tokens, self.written(some, rows, tokens))
 
     def first_layers(self, receivers: Sequence[int]) -> Sequence[int]:
-        """Return the receivers of the first layer or layers, for which streams are held together.
+        """Return the receivers of the first layer, or of the first few layers whose streams fit into memory together.
 
-        These take no more than what is held of one run, or a share of what the device may hold; or they are one layer.
+        `receivers` are indices in the order of a forward pass; the result is the beginning of them. The limit is the
+        memory of one run's writes, or a share of a batch's memory.
         """
         graph, (n_rows, n_tokens, d_model), like = self.graph, self.whole[0].shape, self.whole[0]
         held = batch_on(like.device).held // _OF_HELD_IN_WINDOW
@@ -132,27 +152,39 @@ class HeldWrites:
         return receivers[: fitting[-1] if fitting else ends[0]]
 
     def _groups(self, senders: slice) -> list[slice]:
-        """Return senders of consecutive layers together, up to some number of them."""
+        """Divide a slice of senders into slices of whole consecutive layers with up to 64 senders each.
+
+        Return the list of slices. A layer with more than 64 senders is one slice.
+        """
         inner = [end for end in self.graph.n_before_layer[1:] if senders.start < end < senders.stop]
-        found, start = [], senders.start
+        groups, start = [], senders.start
         for end, behind in pairwise([*inner, senders.stop, senders.stop + _SENDERS + 1]):
             if behind - start > _SENDERS:
-                found.append(slice(start, end))
+                groups.append(slice(start, end))
                 start = end
-        return found
+        return groups
 
     def _writes(self, layer: int) -> HeadWrites:
+        """Return the maps from z to the residual stream of the heads of a layer, which must have heads."""
         writes = self.graph.writes[layer]
         assert writes is not None
         return writes
 
 
 class Window:
-    """What cut edges carry to the receivers of one or some layers, summed as their senders write."""
+    """The change that cut edges make to the residual streams of the receivers of a few layers.
+
+    It is summed over senders while the run goes on, because later senders have not written yet.
+    """
 
     def __init__(
         self, written: HeldWrites, receivers: Sequence[int], cut: Float[Tensor, "circuits receivers senders"]
     ) -> None:
+        """Prepare the sums for the receivers with these indices.
+
+        `written` are the writes of the run so far. `cut` has for each circuit the share of each edge that is cut, 0 to
+        1.
+        """
         n_rows, n_tokens, d_model = written.whole[0].shape
         self.receivers, self._written = receivers, written
         self._n_before = [written.graph.n_before(written.graph.receivers[place]) for place in receivers]
@@ -160,14 +192,17 @@ class Window:
         self._sums = written.whole[0].new_zeros(len(receivers), n_rows, n_tokens, d_model)
 
     def carried(self, receivers: Sequence[int]) -> Float[Tensor, "chosen batch pos d_model"]:
-        """Return what is carried to receivers of one kind, once all that they read is written."""
+        """Return the tensors to subtract from the streams of receivers of one kind (given by indices).
+
+        Each is a sum over the receiver's cut edges. Their senders must have written.
+        """
         first = self.receivers.index(receivers[0])
         if self._done < self._n_before[first]:
             self._add(slice(self._done, self._n_before[first]))
         return self._sums[first : first + len(receivers)]
 
     def _add(self, senders: slice) -> None:
-        """Add what some senders write, to the receivers that read all of them."""
+        """Add the writes of the senders in this slice to the sums of all receivers that read them."""
         reading = slice(bisect_left(self._n_before, senders.stop), None)
         by_circuit = self._sums[reading].unflatten(1, (len(self._cut), -1)).flatten(2, 3)
         for some, circuits, tokens, written in self._written.in_rows(len(self._cut)).pieces(senders):

@@ -1,9 +1,8 @@
-"""A task of pairs on one model: what is written on either side, and the value of any circuit.
+"""`Pairs`: the clean and counterfactual prompts of a task on one model, and the value of any circuit on them.
 
-A circuit is a run with some edges kept, in which each receiver reads a residual stream of its own. The model runs on
-the clean prompts, and in its residual stream every sender writes what it computes in this run. A receiver reads that
-stream without the difference between what a sender writes now and what it wrote on the counterfactual prompt, summed
-over the edges that are cut. With all edges kept that is the clean run, with none the counterfactual one.
+In a circuit the model runs on the clean prompts, and each receiver reads a residual stream of its own: the stream of
+this run, minus (write now - write on the counterfactual prompt) for each sender whose edge to the receiver is cut. With
+all edges kept this is the clean run, with no edge kept the counterfactual run.
 """
 
 import hashlib
@@ -39,11 +38,18 @@ from tlspectral.tasks.task_sequences import MetricValues, TaskSequences, metric_
 
 _Found = TypeVar("_Found")
 Mask = Bool[np.ndarray, "receivers senders"]
+"""A circuit: True for kept edges."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The clean and counterfactual prompts of a task on one model."""
+    """The clean and counterfactual prompts of a task on one model.
+
+    Attributes:
+        graph: senders and receivers of the model.
+        sequences: the clean prompts with their metric.
+        other: the counterfactual prompts, tokenized, in the same order.
+    """
 
     graph: Graph
     sequences: TaskSequences
@@ -51,81 +57,84 @@ class Pairs:
 
     @property
     def view(self) -> AttentionView:
-        """The model."""
+        """Return the model."""
         return self.graph.view
 
     @property
     def digests(self) -> list[str]:
-        """A hash of the real tokens of each pair, the same with its sides exchanged.
+        """List with a hash of the tokens of each pair without padding; it does not depend on which prompt is clean.
 
-        Tables keep the hashes of the pairs on which they were made.
+        Tables store these hashes, to recognise pairs on which edges were found.
         """
         both = zip(self.sequences.tokens, self.other.tokens, self.sequences.lengths.tolist(), strict=True)
-        sides = (sorted(one[:n].contiguous().numpy().tobytes() for one in pair) for *pair, n in both)
+        sides = (sorted(tokens[:n].contiguous().numpy().tobytes() for tokens in pair) for *pair, n in both)
         return [hashlib.sha256(b"".join(pair)).hexdigest()[:16] for pair in sides]
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of one run, which bounds what is held of their writes."""
-        # What two runs write and the streams of a window of receivers, see `HeldWrites.first_layers`.
-        of_run, of_layer = self.graph.numbers_held, max(Counter(one.layer for one in self.graph.receivers).values())
-        each = (2 * of_run + max(of_run, of_layer * self.view.d_model)) * self.sequences.tokens.shape[1] * 4
-        return max(1, min(self.sequences.rows_at_once(self.view), 3 * batch_on(self.view.device).held // each))
+        """Number of prompts of one run, so that the stored writes of all senders fit into memory."""
+        # Stored are the writes of two runs, and the streams of a window of receivers (`HeldWrites.first_layers`).
+        of_run, of_layer = self.graph.numbers_held, max(Counter(end.layer for end in self.graph.receivers).values())
+        row_bytes = (2 * of_run + max(of_run, of_layer * self.view.d_model)) * self.sequences.tokens.shape[1] * 4
+        return max(1, min(self.sequences.rows_at_once(self.view), 3 * batch_on(self.view.device).held // row_bytes))
 
     def in_batches(self, run: Callable[[slice], _Found], *, backward: bool = False) -> Iterator[_Found]:
-        """Yield what `run` returns for batches of `rows_at_once` pairs, see `batches.in_batches`.
+        """Yield the result of `run` for each batch of pairs; `run` gets the batch as a slice of pair numbers.
 
-        With `backward`, of a run with a backward pass over all layers, they are of as many as its scores have room for.
+        `backward`: `run` makes a backward pass over all layers, so batches are small enough for its stored scores.
         """
         n, width = self.sequences.tokens.shape
         most = rows_of_scores(self.view, width, backward=True) if backward else n
         return in_batches(n, max(1, min(self.rows_at_once, most)), run)
 
     def differences(self, batch: slice) -> HeldWrites:
-        """Return what each sender writes on the clean prompts less what it writes on the counterfactual ones."""
+        """Return each sender's write on the clean prompts of a batch minus its write on the counterfactual prompts."""
         clean = written_by(self.graph, self.sequences.tokens[batch])
         clean.less(written_by(self.graph, self.other.tokens[batch]))
         return clean
 
     def circuit_values(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
-        """Return the value of each pair in each circuit, a mask of the edges that are kept.
+        """Return the metric of each pair in each circuit. A circuit is a mask, True for kept edges.
 
-        A circuit takes one forward pass of the clean prompts, all circuits together one of the counterfactual ones. As
-        many circuits as memory allows are stacked on the batch axis, which changes numbers by rounding only.
+        Each circuit takes one forward pass of the clean prompts, and all circuits together one of the counterfactual
+        prompts. Several circuits run as one batch, which changes numbers only by rounding.
         """
         values, kept = MetricValues(self.sequences, len(circuits)), np.stack([*circuits])
         with bar(len(self.sequences.tokens) * len(circuits), "circuits", "run of a pair") as shown:
 
             def of_pairs(batch: slice) -> Tensor:
+                """Return the values of a batch of pairs in all circuits."""
                 tokens, predicted = self.sequences.tokens[batch], self.sequences.predicted_of(batch)
                 then = written_by(self.graph, self.other.tokens[batch])
 
                 def of_circuits(some: slice) -> Tensor:
-                    found = values.read(batch, cut_logits(self.graph, tokens, then, kept[some], predicted))
-                    shown.update(len(found) * len(tokens))
-                    return found
+                    """Return the values of the batch of pairs in some of the circuits, given as a slice."""
+                    of_some = values.read(batch, cut_logits(self.graph, tokens, then, kept[some], predicted))
+                    shown.update(len(of_some) * len(tokens))
+                    return of_some
 
-                # Receivers take copies of the stream, one after the other where caches hold no more.
+                # Each receiver copies the stream, so as many circuits run at once as such copies fit into caches.
                 copies = batch_on(self.view.device).copied // (4 * tokens.numel() * self.view.d_model)
                 at_once = max(1, min(self.rows_at_once // len(tokens), copies))
                 return torch.cat([*in_batches(len(circuits), at_once, of_circuits)])
 
-            for found in self.in_batches(of_pairs):
-                values.keep(found)
+            for of_batch in self.in_batches(of_pairs):
+                values.keep(of_batch)
         return values.result().numpy()
 
     def plain_values(self) -> Float64[np.ndarray, "sides pairs"]:
-        """Return the metric of each pair in a plain run of the clean and of the counterfactual prompts."""
+        """Return the metric of each pair without any cut: row 0 on the clean, row 1 on the counterfactual prompts."""
         swapped = replace(self.sequences, tokens=self.other.tokens)
-        return np.stack([metric_value_of(self.view, one).per_sequence for one in (self.sequences, swapped)])
+        return np.stack([metric_value_of(self.view, side).per_sequence for side in (self.sequences, swapped)])
 
 
 def pairs_of(view: AttentionView, task: Task) -> Pairs:
-    """Return the pairs of a task on a model.
+    """Return the clean and counterfactual prompts of a task on a model, after checking that circuits can be run.
 
-    Raises ValueError for no task, for one without counterfactual prompts and for prompts that do not fit;
-    EditNotHonored where a run with no edge kept is not the run of the counterfactual prompts; UnsupportedArchitecture
-    for a layer or MLP that cannot be read.
+    A circuit is a set of edges that carry the clean prompt, while all others carry the counterfactual. Raises
+    ValueError if `task` is not a task, has no counterfactual prompts, or has prompts that do not fit; EditNotHonored if
+    a run without edges differs from the run of the counterfactual prompts; UnsupportedArchitecture if a layer or MLP
+    cannot be read.
     """
     require_stream(view)
     chosen = task_of(task)
@@ -136,22 +145,23 @@ def pairs_of(view: AttentionView, task: Task) -> Pairs:
     read_by_indexer = "by what no edge carries: give shorter prompts"
     require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)
     pairs = Pairs(Graph(view), sequences, sequences.counterfactual)
-    sides = (stored_bytes(one[0]).tobytes() for one in (sequences.tokens, pairs.other.tokens))
+    sides = (stored_bytes(tokens[0]).tobytes() for tokens in (sequences.tokens, pairs.other.tokens))
     proved_in_state(view, ("both ends", *sides), partial(_require_both_ends, pairs))
     return pairs
 
 
 @torch.no_grad()
 def _require_both_ends(pairs: Pairs) -> None:
-    """Refuse a model in which all edges are not the clean run of the first pair, or none not the counterfactual one.
+    """Raise EditNotHonored if the model cannot run circuits, tested on the first pair.
 
-    Every run has two rows, since a card rounds a batch of another size otherwise, and a deep model enlarges that.
+    With all edges kept, the logits must be those of the clean run; with no edge kept, those of the counterfactual run.
     """
+    # Every run has two rows: GPUs round a batch of another size differently, and deep models enlarge the difference.
     graph, tokens = pairs.graph, pairs.sequences.tokens[:1]
     sides = torch.cat([tokens, pairs.other.tokens[:1]])
     last, ends = slice(-1, None), np.stack([graph.possible, np.zeros_like(graph.possible)])
     then = written_by(graph, sides).each(lambda held: held[..., 1:, :, :])
-    for plain, found, what in zip(
+    for plain, in_circuit, what in zip(
         logits_at(graph.view, sides, last),
         cut_logits(graph, tokens, then, ends, last, whole=True),
         (
@@ -161,7 +171,7 @@ def _require_both_ends(pairs: Pairs) -> None:
         strict=True,
     ):
         require_close(
-            (found - plain).abs().max(),
+            (in_circuit - plain).abs().max(),
             plain.abs().max(),
             plain.dtype,
             "stream",
@@ -173,12 +183,17 @@ def _require_both_ends(pairs: Pairs) -> None:
 
 @dataclass
 class Stream:
-    """What every sender has written in a run, less what it wrote in an earlier run where that is given as `then`.
+    """Hooks that record the writes of all senders in a run and edit the streams that receivers read.
 
-    `cut` says which edges are cut in each circuit, or what share of each: a receiver reads the stream without the
-    difference that these carry. None: nothing is changed. The batch is one copy of the prompts for each circuit. Only
-    receivers that are `acting` are edited; None: all. `held` is what a mixer reads and what stands beside it, by hook
-    point. `window` is what cut edges carry to the receivers of some layers.
+    Attributes:
+        graph: senders and receivers.
+        written: writes of this run so far, minus the writes of `then` if that is given.
+        then: writes of all senders in an earlier run, which cut edges carry.
+        cut: share of each edge that is cut, by circuit (1: cut); None changes nothing. The batch then holds one copy of
+            the prompts for each circuit.
+        acting: True for receivers that are edited; None: all.
+        held: activations around mixers, by hook name.
+        window: sums over cut edges for the receivers of the current layers.
     """
 
     graph: Graph
@@ -190,50 +205,54 @@ class Stream:
     window: Window | None = None
 
     def hooks(self) -> list[Hook]:
-        """Return hooks that note what is written and edit what receivers read by cut edges."""
+        """Return the `fwd_hooks` list that stores each sender's write and edits the streams of receivers."""
         view, place = self.graph.view, self.graph.sender_index
-        found: list[Hook] = [(view.hook_names(0)["residual"], partial(self._note, 0))]
+        hooks: list[Hook] = [(view.hook_names(0)["residual"], partial(self._note, 0))]
         for layer, writes in enumerate(self.graph.writes):
             names, mlp = view.hook_names(layer), self.graph.mlps[layer]
             if writes is not None:
-                found.append((names["z"], partial(self._note_heads, layer, writes)))
+                hooks.append((names["z"], partial(self._note_heads, layer, writes)))
             if self.graph.mixers[layer]:
                 before = ("residual",) if writes is None else ("residual", "attention_out")
-                found += holding(self.held, (names[point] for point in before))
+                hooks += holding(self.held, (names[point] for point in before))
                 behind = "residual_after" if mlp is None else "middle"
-                found.append((names[behind], partial(self._note_mixer, layer, behind)))
+                hooks.append((names[behind], partial(self._note_mixer, layer, behind)))
             if mlp is not None:
-                found.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
+                hooks.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
         if self.cut is not None:
-            acting = ((kind, one) for kind, one in self.graph.receiver_inputs if self._places(kind))
-            found += [hook for kind, one in acting for hook in one.hooks(partial(self._cuts, kind))]
-        return found
+            acting = ((kind, read) for kind, read in self.graph.receiver_inputs if self._places(kind))
+            hooks += [hook for kind, read in acting for hook in read.hooks(partial(self._cuts, kind))]
+        return hooks
 
     def _note(self, sender: int, written: Float[Tensor, "batch pos d_model"], hook: Any = None) -> None:
+        """Store the write of the sender with this index."""
         self.written.note(sender, widened(written), self.then)
 
     def _note_heads(self, layer: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
+        """Store the z (output before W_O) of the heads of a layer."""
         self.written.note_heads(layer, z_of(z, writes.w_o), self.then)
 
     def _note_mixer(self, layer: int, behind: Literal["residual_after", "middle"], x: Tensor, hook: Any) -> None:
+        """Store the write of a layer's mixer: the stream `x` at the hook point `behind`, minus its other terms."""
         view = self.graph.view
         captured = {**self.held, view.hook_names(layer)[behind]: x}
         self._note(self.graph.sender_index[f"L{layer}MIX"], mixed(view, layer, captured, widened, behind))
 
     def _places(self, kind: tuple[int, str]) -> list[int]:
-        """Return the receivers of a kind that are edited."""
+        """Return the indices of the receivers of a kind (layer, input) that are edited."""
         return self._edited(self.graph.kinds[kind])
 
     def _edited(self, places: slice) -> list[int]:
+        """Return the indices of edited receivers within the slice `places`, as a list."""
         every = range(len(self.graph.receivers))[places]
         return [place for place in every if self.acting is None or self.acting[place]]
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
-        """Return what is cut from the receivers of a kind."""
+        """Return a list with the tensors to subtract from the streams of the receivers of a kind, (layer, input)."""
         places, first = self._places(kind), self.graph.kinds[kind].start
         if self.window is None or places[0] not in self.window.receivers:
             assert self.cut is not None
-            self.window = None  # its memory is free before the next one takes some
+            self.window = None  # frees its memory before the next window is made
             of_layer = next(places for (layer, _), places in self.graph.kinds.items() if layer == kind[0])
             behind = self._edited(slice(of_layer.start, None))
             self.window = Window(self.written, self.written.first_layers(behind), self.cut)
@@ -242,7 +261,7 @@ class Stream:
 
 @torch.no_grad()
 def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> HeldWrites:
-    """Run the model once and return what each sender writes."""
+    """Run the model once on these token ids and return the writes of all senders (heads, MLPs, mixers, embedding)."""
     stream = Stream(graph, HeldWrites(graph))
     run_with(stream, tokens, slice(-1, None))
     return stream.written
@@ -258,15 +277,20 @@ def cut_logits(
     *,
     whole: bool = False,
 ) -> Float[Tensor, "circuits batch predicted d_vocab"]:
-    """Return the logits of the clean prompts when only the edges that a circuit keeps carry what the run computes.
+    """Return the logits of the clean prompts in each circuit.
 
-    Receivers from which no path leads to the logits are left as they are, since all that they change is cut behind
-    them. With `whole` all are edited.
+    Args:
+        graph: senders and receivers.
+        tokens: token ids of the clean prompts.
+        then: writes on the counterfactual prompts, which cut edges carry.
+        kept: True for kept edges, for each circuit.
+        predicted: positions of the logits.
+        whole: True edits all receivers. Default: only receivers with a path to the logits, which gives the same logits.
     """
     cut = graph.possible & ~kept
     acting = np.asarray(cut.any(axis=(0, 2)))
     if not whole:
-        acting &= np.any([graph.useful(one, by_norms=True) for one in kept], axis=0)
+        acting &= np.any([graph.useful(circuit, by_norms=True) for circuit in kept], axis=0)
     tokens = tokens.repeat(len(kept), 1)
     predicted = predicted if isinstance(predicted, slice) else predicted.repeat(len(kept), 1)
     stream = Stream(graph, HeldWrites(graph), then, torch.as_tensor(cut).to(then.whole[0]), acting)
@@ -274,7 +298,7 @@ def cut_logits(
 
 
 def run_with(stream: Stream, tokens: Tensor, predicted: Positions) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return the logits of a run that notes and edits what a stream says."""
+    """Run the model with the hooks of a `Stream` and return the logits at the positions `predicted`."""
     view = stream.graph.view
     with view.hooks_on(stream.hooks()):
         return logits_at(view, tokens, predicted)

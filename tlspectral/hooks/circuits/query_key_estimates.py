@@ -1,9 +1,9 @@
-"""Estimates of edges into queries and keys by the attention that they change, its softmax taken anew.
+"""Estimates of edges into queries and keys ("EAP-QK"): the softmax of attention is computed again.
 
-A gradient at queries and keys says what a small step does. Where a softmax is saturated such a step changes nothing,
-and the whole step much. Here the whole change of queries or keys is made, and the softmax of the rows that read them is
-taken anew; behind the attention the estimate is of first order. After AtP* (Kramár et al. 2024, "AtP*: An efficient and
-scalable method for localizing LLM behaviour to components", section 3.1.1), which does so for nodes.
+A gradient at queries and keys describes a small step. If a softmax is saturated, a small step changes nothing and the
+whole step much. Here the whole change of queries or keys is made, and the softmax of the affected rows is computed
+again. Behind the attention the estimate stays first-order. Source: AtP* (Kramár et al. 2024, "AtP*: An efficient and
+scalable method for localizing LLM behaviour to components", section 3.1.1), which does this for nodes.
 """
 
 import torch
@@ -22,14 +22,15 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import batch_on
 from tlspectral.models.stream.writes import Input, change_of_reads
 
-_OF_HELD = 16  # share of what a batch may hold that changes of queries and keys take
+_OF_HELD = 16  # changes of queries and keys take 1/16 of the memory of a batch
 
 
 def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
-    """Return layer and input of the queries and keys that change the attention of their own heads alone.
+    """Return the kinds of receivers, (layer, "q") or (layer, "k"), whose attention can be computed again.
 
-    A norm of queries or keys over all heads (OLMo 2) hands a change on to the others. Raises EditNotHonored for a model
-    whose output does not depend on the z that it shows.
+    Layers whose query/key norm takes its mean over all heads (OLMo 2) are left out: an edge into one head changes other
+    heads there. Raises EditNotHonored if the model's output does not depend on the z (heads' output before W_O) that it
+    shows.
     """
     kinds: list[tuple[int, Input]] = []
     for layer in view.layers:
@@ -44,11 +45,12 @@ def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
 
 
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
-    """Return the attention of one layer in a run, from what passed its `READ_POINTS`, on the device of the run.
+    """Return the attention of layer `index` in a run, in a form in which queries or keys can be changed.
 
-    Raises ScoreMismatch where the attention of the run does not follow from its queries and keys (learned sinks, hooks
-    that edit scores), ValueError past the length up to which the layer's score scale holds, UnsupportedArchitecture for
-    a layer that cannot be read.
+    `what` is "q" or "k". `captured` has the activations at the layer's attention hook points, by hook name. Raises
+    ScoreMismatch if the attention of the run does not follow from its queries and keys (learned sinks, hooks that edit
+    scores), ValueError for prompts longer than the layer's score scale allows, UnsupportedArchitecture for a layer that
+    cannot be read.
     """
     layer = receiver_layer(view, captured, index, what, widened)
     rows = torch.arange(layer.query.shape[1], device=layer.query.device).expand(len(layer.query), -1)
@@ -63,12 +65,13 @@ def gradient_of_attention(
     of_z: Float[Tensor, "batch pos *width"],
     values: Float[Tensor, "batch pos *width_of_values"],
 ) -> Float[Tensor, "batch heads pos pos"]:
-    """Return the gradient in the attention of a layer, from what passed z, the gradient there, and the values.
+    """Return the gradient of the metric in the attention weights of a layer: of_z_i . v_j for query i and key j.
 
-    That is `of_z_i . v_j`, also in a bridge that shows its attention and takes up no edit of it. Raises ScoreMismatch
-    where z is not the attention times the values (a hook that edits it).
+    z is the heads' output before W_O in the run, `of_z` the gradient there, `values` the value vectors v. Raises
+    ScoreMismatch if z is not attention times values (a hook edits it).
     """
-    by_head, of_z = (widened(each).reshape(*each.shape[:2], layer.query.shape[2], -1) for each in (z, of_z))
+    # Computed from z because a bridge may show its attention without using edits of it.
+    by_head, of_z = (widened(side).reshape(*side.shape[:2], layer.query.shape[2], -1) for side in (z, of_z))
     values = widened(values).reshape(*values.shape[:2], -1, by_head.shape[3])
     values = values.repeat_interleave(by_head.shape[2] // values.shape[2], dim=2)
     rebuilt = einsum(
@@ -80,7 +83,7 @@ def gradient_of_attention(
         size.clamp_min(size.mean()),
         z.dtype,
         "live z",
-        f"layer {layer.index}: the z of the run differs from that of its attention and values",
+        f"layer {layer.index}: the z of the run differs from its attention times its values",
         LOOK_FOR_HOOKS,
         ScoreMismatch,
     )
@@ -95,13 +98,18 @@ def attention_effects(
     gradient: Float[Tensor, "batch heads pos pos"],
     n_receivers: int,
 ) -> Float[Tensor, "batch receivers senders"]:
-    """Return the change of the attention when an edge is cut, times the gradient in the attention, summed.
+    """Return, for each edge, the sum over attention weights of (change when the edge is cut) times (gradient).
 
-    An edge into a query changes a row of the head's attention for each position at which it is cut, an edge into a key
-    a column: with edges cut at all positions all keys change at once, in all heads that share them, and each row is
-    taken anew with all of them. `removed` is what the first senders write at the last positions, in front of which
-    nothing is removed, and an edge is cut at those that are `counted`.
+    Args:
+        layer: the attention of a layer in the run, for queries or keys.
+        removed: clean minus counterfactual writes of the senders at the last positions; nothing differs before these.
+        n_senders: the first so many senders have an edge into the layer.
+        counted: True for those of the last positions at which the edge is cut.
+        gradient: gradient of the metric in the attention weights.
+        n_receivers: receivers of this kind in the layer: heads, or groups of heads that share keys.
     """
+    # A cut edge into queries changes one row of the attention per position. A cut edge into keys changes keys at all
+    # cut positions at once, in all heads that share them.
     n_heads, n_positions = gradient.shape[1:3]
     first = n_positions - counted.shape[1]
     x, counted = layer.residual[:, first:], counted[..., None].to(layer.residual)
@@ -110,7 +118,7 @@ def attention_effects(
     before = [layer.weights(head, rows) for head in range(n_heads)]
     columns = layer.query.shape[2] * layer.query.shape[3] + n_positions
     at_once = max(1, batch_on(x.device).held // (_OF_HELD * rows.numel() * columns * x.element_size()))
-    found = x.new_zeros(len(x), n_receivers, n_senders)
+    effects = x.new_zeros(len(x), n_receivers, n_senders)
     for start in range(0, n_senders, at_once):
         some = slice(start, min(start + at_once, n_senders))
         change = change_of_reads(layer.reads, x, removed.written(some).to(x) * counted)
@@ -118,5 +126,5 @@ def attention_effects(
             change = functional.pad(change, (0, 0, 0, 0, first, 0))
         for head in range(n_heads):
             moved = layer.weights(head, rows, change).sub_(before[head])
-            found[:, head * n_receivers // n_heads, some] += torch.einsum("sbij,bij->bs", moved, of_rows[:, head])
-    return found
+            effects[:, head * n_receivers // n_heads, some] += torch.einsum("sbij,bij->bs", moved, of_rows[:, head])
+    return effects

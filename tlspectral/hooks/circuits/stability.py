@@ -1,4 +1,8 @@
-"""Which edges another sample of pairs would choose: errors of estimates, bootstrap shares, overlaps of parts."""
+"""How far the chosen edges depend on the sample of pairs: standard errors, bootstrap shares, overlaps of halves.
+
+A unit is a distinct pair of prompts, or a block of pairs. `terms` [units, edges] has the share of each unit in the
+estimate of each edge; their sum over units is the estimate.
+"""
 
 from typing import Any
 
@@ -6,25 +10,27 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 DRAWS = 1_000
-"""Bootstrap samples of `selected`."""
+"""Number of bootstrap samples for the column `selected`."""
 
 SPLITS = 100
-"""Splits into disjoint parts, over which overlaps are means."""
+"""Number of random splits of the pairs into disjoint parts; overlaps are means over these splits."""
 
 ENOUGH = 8
-"""Distinct pairs below which `edge_effects` warns."""
+"""`edge_effects` warns if there are fewer distinct pairs than this."""
 
-_AT_ONCE = 50  # bootstrap samples
-_MOST_UNITS = 1_000_000
+_AT_ONCE = 50  # bootstrap samples that are computed together
+_MOST_UNITS = 1_000_000  # a larger extrapolated number of units is not reported
 
 UnitTerms = Float64[np.ndarray, "units edges"]
 
 
 def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float64[np.ndarray, "edges"]:
-    """Return the standard error of each estimate, the sum of its terms, over units; NaN for one unit.
+    """Return the standard error of each edge's estimate over units (pairs, or blocks of pairs); NaN for one unit.
 
-    A term is what a unit of so many pairs adds to the mean over all pairs. As `tasks.metric_value.standard_error`.
+    `terms` has the share of each unit in the estimate, which is their sum. `sizes` has the number of pairs in each
+    unit.
     """
+    # The same formula as `tasks.metric_value.standard_error`.
     n_units = len(terms)
     if n_units < 2:
         return np.full(terms.shape[1], np.nan)
@@ -33,9 +39,10 @@ def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float6
 
 
 def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "edges"]:
-    """Return the share of bootstrap samples of the units in which an edge is among the n of largest estimate.
+    """Return for each edge the share of bootstrap samples in which it is among the n edges of largest |estimate|.
 
-    An edge whose estimate is 0 in a sample is not chosen. NaN for one unit.
+    1,000 samples are drawn over units (pairs or blocks of pairs). `terms` has the share of each unit in the estimates.
+    An estimate of 0 is never chosen. NaN for one unit.
     """
     n_units, n_edges = terms.shape
     if n_units < 2:
@@ -48,40 +55,45 @@ def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "
 
 
 def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
-    """Return how much the n largest edges of two disjoint parts of the units have in common, and what that suggests.
+    """Return how far two disjoint parts of the pairs choose the same n largest edges, as a dict of four attrs.
 
-    `overlap_half` is the Jaccard index of the sets that two halves choose, mean over splits: the index of samples of
-    half as many pairs. `overlap_quarter` is of two quarters. From both follow, by a power law of 1 less the index in
-    the number of pairs, `overlap_extrapolated`, of two samples as large as this one, and `units_extrapolated`, how many
-    distinct pairs (or blocks of them) would give .9. None where there are too few units, or more pairs do not agree
-    better; no number of pairs above a million is given.
+    `terms` has the share of each unit (pair, or block of pairs) in the estimate of each edge. `overlap_half` and
+    `overlap_quarter` are the mean Jaccard index of the edges that two halves, or two quarters, of the units choose.
+    `overlap_extrapolated` is the index for two samples as large as this one, by a power law in the number of units.
+    `units_extrapolated` is the number of units for an index of .9. A value is None for too few units, if halves do not
+    agree better than quarters, or for more than a million units.
     """
     rng, n_units = np.random.default_rng(seed), len(terms)
-    found: dict[str, Any] = {}
+    attrs: dict[str, Any] = {}
     for name, size in (("half", n_units // 2), ("quarter", n_units // 4)):
-        found[f"overlap_{name}"] = _overlap(terms, n, size, rng) if size >= 2 else None
-    half, quarter = found["overlap_half"], found["overlap_quarter"]
-    found |= {"overlap_extrapolated": None, "units_extrapolated": None}
+        attrs[f"overlap_{name}"] = _overlap(terms, n, size, rng) if size >= 2 else None
+    half, quarter = attrs["overlap_half"], attrs["overlap_quarter"]
+    attrs |= {"overlap_extrapolated": None, "units_extrapolated": None}
     if quarter is not None and quarter < half < 1.0:
+        # 1 - index falls as a power of the number of units.
         rate = np.log2((1 - quarter) / (1 - half)) / np.log2((n_units // 2) / (n_units // 4))
-        found["overlap_extrapolated"] = float(1 - (1 - half) * (n_units // 2 / n_units) ** rate)
+        attrs["overlap_extrapolated"] = float(1 - (1 - half) * (n_units // 2 / n_units) ** rate)
         units = np.log(n_units // 2) + np.log((1 - half) / 0.1) / rate
         if units < np.log(_MOST_UNITS):
-            found["units_extrapolated"] = int(np.ceil(np.exp(units)))
-    return found
+            attrs["units_extrapolated"] = int(np.ceil(np.exp(units)))
+    return attrs
 
 
 def _overlap(terms: UnitTerms, n: int, size: int, rng: np.random.Generator) -> float:
+    """Return the mean Jaccard index of the n largest edges in two disjoint random parts with `size` units each.
+
+    `terms` has the share of each unit (pair, or block of pairs) in the estimates. The mean is over 100 random splits.
+    """
     shares = []
     for _ in range(SPLITS):
         order = rng.permutation(len(terms))
-        one, two = _largest(np.stack([terms[part].sum(0) for part in (order[:size], order[size : 2 * size])]), n)
-        shares.append((one & two).sum() / max(1, (one | two).sum()))
+        first, second = _largest(np.stack([terms[part].sum(0) for part in (order[:size], order[size : 2 * size])]), n)
+        shares.append((first & second).sum() / max(1, (first | second).sum()))
     return float(np.mean(shares))
 
 
 def _largest(estimates: Float64[np.ndarray, "samples edges"], n: int) -> Bool[np.ndarray, "samples edges"]:
-    """Return which edges are among the n of largest size in each sample, and not 0."""
+    """Return a mask, True for the n edges of largest |estimate| in each sample, without estimates of 0."""
     size = np.abs(estimates)
     chosen = np.zeros(size.shape, dtype=bool)
     n = min(n, size.shape[1])

@@ -1,1 +1,1 @@
-"""Causal edges: what a receiver reads without a part of heads, their senders, and what that costs."""
+"""Cut and measure edges: a sender (head, MLP, mixer, embedding) feeds a receiver (q, k, v, MLP, logits)."""

@@ -1,4 +1,4 @@
-"""Whole writes of senders taken out of what receivers read, for path patching, circuits and their estimates."""
+"""Subtract writes of senders from the input of receivers, for path patching, circuits and their estimates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from tlspectral.models.stream.writes import INPUT_POINTS, LayerReads, layer_read
 
 
 class Cut(NamedTuple):
-    """What is taken out of the streams of some receivers of one kind in a layer.
+    """Writes to subtract from the residual stream that some receivers of one layer and one kind read.
 
     Attributes:
-        receivers: their indices among the receivers of the kind.
-        rows: of the batch.
-        removed: of each of them, or one for all.
+        receivers: indices among the layer's receivers of this kind (queries, keys, values, MLP or logits).
+        rows: rows of the batch in which to subtract.
+        removed: the tensor to subtract, one per receiver or one for all.
     """
 
     receivers: list[int]
@@ -32,10 +32,13 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class ReceiverInput:
-    """How the receivers of one kind in one layer read the residual stream at a hook point, prepared for many runs.
+    """How the receivers of one kind in one layer read the residual stream at one hook point, prepared for many runs.
 
-    `what` is q, k, v, mlp or logits, for which `layer` is the last one and `reads` None. `names` are the layer's hook
-    points.
+    Attributes:
+        layer: index of the layer; for logits the last layer.
+        what: "q", "k", "v", "mlp" or "logits".
+        names: from short names to the layer's hook points.
+        reads: norm and weights between the stream and the hook point; None for logits.
     """
 
     layer: int
@@ -45,33 +48,37 @@ class ReceiverInput:
 
     @property
     def point(self) -> str:
-        """Name of the hook point of what is read."""
+        """Name of the hook point whose activation the receivers read."""
         if isinstance(self.reads, MlpReads):
             return self.reads.point
         return self.names["residual_after" if self.reads is None else self.reads.point]
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The points of the layer whose sum is read; none where it is what is read itself."""
+        """Short names of the hook points whose sum the receivers read; empty for logits, which are read directly."""
         return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
 
     def hooks(self, cuts: Callable[[], list[Cut]]) -> list[Hook]:
-        """Return hooks that take what is cut out of what the receivers read; `cuts` is called while the model runs."""
+        """Return hooks that subtract writes from the stream that the receivers read. `cuts` returns these as `Cut`s.
+
+        `cuts` is called while the model runs.
+        """
         held: dict[str, Tensor] = {}
 
         def edit(read: Tensor, hook: Any) -> Tensor:
+            """Return the receivers' activation `read`, computed again from the stream minus the cuts."""
             x = self._stream(held) if self.reads is not None else widened(read)
             if isinstance(self.reads, LayerReads):
                 return without(read, x, self.reads, cuts())
             if isinstance(self.reads, MlpReads) and acts_first(hook, edit):
-                # The norm of a HookedTransformer in 16 bits hands on float32, of a stream that is rounded.
+                # In 16 bits the norm of a HookedTransformer returns float32, computed from a rounded stream.
                 types = (read.dtype, *(held[self.names[point]].dtype for point in self.streams))
                 stored = max(types, key=lambda dtype: torch.finfo(dtype).eps)
                 with torch.no_grad():
                     self.reads.require_own_read(read, x, stored, f"layer {self.layer}, MLP")
             removed = torch.zeros_like(x)
-            for _, rows, (one,) in cuts():
-                removed[rows] += one.to(x)
+            for _, rows, (write,) in cuts():
+                removed[rows] += write.to(x)
             return (x - removed).to(read) if self.reads is None else self.reads.changed(read, x, removed)
 
         return [*holding(held, (self.names[point] for point in self.streams)), (self.point, edit)]
@@ -83,16 +90,17 @@ class ReceiverInput:
     def gradient(
         self, of_read: Float[Tensor, "*shape"], passed: Mapping[str, Tensor]
     ) -> Float[Tensor, "receivers batch pos d_model"]:
-        """Carry a gradient at what is read back to the stream of each receiver.
+        """Return the gradient in the residual stream of each receiver, from the gradient at the receivers' hook point.
 
-        `passed` is what the run had at the hook points of `streams`.
+        `of_read` is the gradient at the hook point. `passed`: activations of the run at the hook points of `streams`,
+        by name.
         """
         if self.reads is None:
             return of_read[None]
         x = self._stream(passed)
         if isinstance(self.reads, MlpReads):
             return self.reads.gradient(of_read, x)[None]
-        by_head = reduce(  # repeated keys are summed
+        by_head = reduce(  # some models repeat keys; gradients of the copies are summed
             self.reads.by_head(of_read),
             "batch pos (head copy) d_head -> batch pos head d_head",
             "sum",
@@ -102,13 +110,17 @@ class ReceiverInput:
 
 
 def receiver_inputs(view: AttentionView, layer: int, what: Any) -> list[ReceiverInput]:
-    """Return how one kind of receivers reads, by hook point. Raises as `AttentionView.raw` and `mlp_reads`."""
+    """Return a `ReceiverInput` for each hook point at which receivers of one kind in a layer read the stream.
+
+    `what` is the kind: "q", "k", "v", "mlp" or "logits". Gated attention has two hook points for "q". Raises
+    UnsupportedArchitecture if the layer or its MLP cannot be read.
+    """
     layer = min(layer, view.n_layers - 1)
     if what in INPUT_POINTS:
         reads = layer_reads(view.raw(layer), what, widened)
     else:
         reads = [mlp_reads(view, layer) if what == "mlp" else None]
-    return [ReceiverInput(layer, what, view.hook_names(layer), one) for one in reads]
+    return [ReceiverInput(layer, what, view.hook_names(layer), read) for read in reads]
 
 
 def without(
@@ -117,9 +129,10 @@ def without(
     reads: LayerReads,
     cuts: Iterable[Cut],
 ) -> Float[Tensor, "batch pos *width"]:
-    """Return queries, keys or values of a layer as heads compute them from the stream `x` without what is cut.
+    """Return a copy of the queries, keys or values `captured` as heads compute them after some writes are subtracted.
 
-    Where nothing is removed they are kept to the bit.
+    `x` is the residual stream, `reads` the norm and weights between it and `captured`, `cuts` the writes to subtract.
+    Entries of receivers that no cut names stay equal to the bit.
     """
     edited = captured.clone(memory_format=torch.contiguous_format)
     by_head = rearrange(  # some models repeat keys and values, one per query head
@@ -128,8 +141,8 @@ def without(
     for receivers, rows, removed in cuts:
         heads, of_rows = reads.heads_of(receivers), by_head[rows]
         stream, removed = x[rows], removed.to(x)
-        one = len(removed) == 1
-        change = reads.change(stream, removed[0], heads) if one else reads.change_of_each(stream, removed, heads)
+        shared = len(removed) == 1
+        change = reads.change(stream, removed[0], heads) if shared else reads.change_of_each(stream, removed, heads)
         # An activation of a model spread over several devices moves inside a layer.
         change = change.to(edited.device)[:, :, :, None]
         of_rows[:, :, heads] = (widened(of_rows[:, :, heads]) + change).to(edited)

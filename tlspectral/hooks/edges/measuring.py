@@ -1,4 +1,4 @@
-"""The exact effects of single edges on a task or on attention, and the columns of a table that they give."""
+"""Measure the exact effect of cutting each edge, on a task or on attention, and return table columns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -35,10 +35,14 @@ Deltas = Float64[np.ndarray, "edges draws sequences"]
 
 
 class Edge(NamedTuple):
-    """A sender and a receiver: one row of a table.
+    """A sender and a receiver: one row of the table of `edge_effects`.
 
-    `head` is that whose attention is measured, or the first that was asked for; -1 for an MLP and the logits.
-    `place` names the position at which the edge is cut; None for all positions.
+    Attributes:
+        sender: the head, MLP, mixer or embedding that writes.
+        end: the receiver.
+        head: head of the receiver whose attention is measured; for a task the first head that the user named, -1 for an
+            MLP and the logits.
+        place: name of the position at which the edge is cut; None for all positions.
     """
 
     sender: Sender
@@ -48,7 +52,7 @@ class Edge(NamedTuple):
 
     @property
     def names(self) -> dict[str, Any]:
-        """The columns that name it."""
+        """Dict with the columns of the table that name the edge: `sender, layer, head, receiver, ...`."""
         sender, receiver = self.sender, self.end.receiver
         return {
             "sender": sender.name,
@@ -66,9 +70,10 @@ class Edge(NamedTuple):
 def edges_between(
     view: AttentionView, senders: list[Sender], ends: list[Reached], *, each_head: bool, places: list[str | None]
 ) -> list[Edge]:
-    """Return the edges from senders into what reads later, a row for each head that is asked for or one for all.
+    """Return the edges from each sender to each later receiver in `ends`, at each position in `places`.
 
-    `places` are the positions at which edges are cut; [None] for all together.
+    `each_head`: one edge per head that the user named; otherwise one edge for all heads of the receiver. `places`:
+    names of positions at which edges are cut; [None] cuts at all positions together.
     """
     edges = []
     for end in ends:
@@ -86,9 +91,13 @@ def edges_between(
 
 @dataclass(frozen=True)
 class Prepared:
-    """Runs that edges are measured after, and the positions of writes that edges carry, by name.
+    """Runs of the intact model that all edges of a call are compared with.
 
-    `intact` is the run to go on from, with the value of each sequence; None where attention is measured.
+    Attributes:
+        run: writes of the senders.
+        intact: the run from which layers are run again with an edge cut, and its value of each sequence; None if
+            attention is measured.
+        places: from the name of a position (`at=`) to the position in each sequence.
     """
 
     run: CachedRun
@@ -96,7 +105,10 @@ class Prepared:
     places: dict[str, Int[Tensor, "sequences"]]
 
     def removed(self, edge: Edge, draw: int) -> Float[Tensor, "sequences pos d_model"]:
-        """Return what is taken out of the stream for an edge: what the sender wrote (-1), or a draw of the control."""
+        """Return the write to subtract to cut an edge: the sender's own write (draw -1), or a random control.
+
+        Controls are numbered draw 0, 1, ... The write is 0 outside the edge's position, if it has one.
+        """
         removed = self.run.removed(edge.sender, draw)
         if edge.place is None:
             return removed
@@ -106,18 +118,21 @@ class Prepared:
 
 @dataclass(frozen=True)
 class QueryKeyPairs:
-    """The queries of each sequence that are scored, and the key that each is scored on."""
+    """Pairs of positions whose attention is measured: the i-th query of a sequence and the i-th key."""
 
     queries: Int[Tensor, "sequences pairs"]
     keys: Int[Tensor, "sequences pairs"]
 
     def on(self, device: torch.device) -> "QueryKeyPairs":
-        """Return the pairs on a device."""
+        """Return the same pairs, moved to a device."""
         return QueryKeyPairs(self.queries.to(device), self.keys.to(device))
 
 
 def by_kind(edges: list[Edge], rows: Iterable[int]) -> dict[tuple[int, str], list[int]]:
-    """Return some rows of edges by the layer of their receivers and what these read, in that order."""
+    """Group edges by layer and input of their receiver.
+
+    Return a sorted dict from (layer, input) to indices into `edges`. `rows` are the indices to group.
+    """
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row in rows:
         receiver = edges[row].end.receiver
@@ -133,7 +148,11 @@ def edge_columns(
     pairs: QueryKeyPairs | None,
     prepared: Prepared,
 ) -> pd.DataFrame:
-    """Measure edges, a row each. All of a receiver come together; `pairs` are those attention is measured at."""
+    """Cut each edge and return a DataFrame with a row per edge: `attention, delta, delta_se, ...`.
+
+    All edges of a receiver must be given together. `draws`: random control writes per edge. `pairs`: queries and keys
+    whose attention is measured; None: the effect is measured on the task. `prepared`: runs of the intact model.
+    """
     kinds, attention = by_kind(edges, range(len(edges))), np.full(len(edges), np.nan)
     if pairs is None:
         deltas = _task_deltas(edges, sequences, draws, prepared)
@@ -142,7 +161,7 @@ def edge_columns(
         for rows in kinds.values():
             attention[rows], deltas[rows] = _attention_deltas([edges[row] for row in rows], pairs, draws, prepared)
     if prepared.run.replace == "counterfactual" and sequences.counterfactual is not None:
-        # Nothing is cut from equal prompts, and batches of other sizes round otherwise.
+        # A prompt equal to its counterfactual loses nothing. Set 0: batches of another size round differently.
         deltas[..., (sequences.tokens == sequences.counterfactual.tokens).all(1).numpy()] = 0.0
     delta, controls = deltas[:, 0], deltas[:, 1:]
     table = pd.DataFrame(
@@ -157,7 +176,7 @@ def edge_columns(
         table = table.assign(**beside_control(delta, controls, sequences.distinct))
         of_receiver: dict[Any, list[int]] = {}
         for row, edge in enumerate(edges):
-            of_receiver.setdefault(edge[1:], []).append(row)
+            of_receiver.setdefault(edge[1:], []).append(row)  # all fields but the sender
         for rows in of_receiver.values():
             larger = (np.abs(drawn[rows]).ravel() >= np.abs(delta[rows].mean(1))[:, None]).sum(1)
             table.loc[rows, "pvalue"] = (1 + larger) / (1 + drawn[rows].size)
@@ -172,21 +191,24 @@ def edge_columns(
 
 
 def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepared: Prepared) -> Deltas:
-    """Return the value with each edge cut, less the intact one."""
+    """Return the metric with each edge cut minus the intact metric, [edges, 1 + draws, sequences].
+
+    On axis 1, entry 0 is the edge itself and the others are its random controls.
+    """
     assert prepared.intact is not None
     intact, values = prepared.intact
     replays: list[Replays] = []
     measured: list[tuple[int, int]] = []
     for (layer, what), rows in by_kind(edges, range(len(edges))).items():
         reading = receiver_inputs(intact.view, layer, what)
-        # In this order what senders of one layer wrote is computed once.
-        cut = sorted(product(range(-1, draws), rows), key=lambda one: (one[0], edges[one[1]].sender))
+        # In this order the writes of all senders of a layer are computed once.
+        cut = sorted(product(range(-1, draws), rows), key=lambda draw_row: (draw_row[0], edges[draw_row[1]].sender))
         hooks_of = partial(_cutting, reading, [(edges[row], draw) for draw, row in cut], prepared)
         replays.append(Replays(reading[0].layer, len(cut), hooks_of))
         measured += cut
-    found = replayed_values(intact, sequences, replays).numpy() - values
+    effects = replayed_values(intact, sequences, replays).numpy() - values
     deltas = np.empty((len(edges), draws + 1, len(values)))
-    for (draw, row), effect in zip(measured, found, strict=True):
+    for (draw, row), effect in zip(measured, effects, strict=True):
         deltas[row, draw + 1] = effect
     return deltas
 
@@ -194,23 +216,31 @@ def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepar
 def _cutting(
     reading: list[ReceiverInput], cut: list[tuple[Edge, int]], prepared: Prepared, chunk: slice, batch: slice
 ) -> list[Hook]:
-    """Return the hooks that cut some edges into one kind of receivers on some sequences, each on its copy."""
+    """Return hooks that cut the edges `cut[chunk]` on the sequences `batch`, each edge on its own copy of the batch.
+
+    `reading` says how the receivers of these edges read the stream. An entry of `cut` is (edge, draw): draw -1
+    subtracts the sender's write, 0, 1, ... a random control.
+    """
     cuts: list[Cut] = []
     for edge, draw in cut[chunk]:
-        # A copy: a view would keep what all senders of the layer wrote.
+        # Copied, because a view would keep the writes of all senders of the layer in memory.
         removed = prepared.removed(edge, draw)[batch].clone()
         rows = slice(len(cuts) * len(removed), (len(cuts) + 1) * len(removed))
         cuts.append(Cut([max(0, edge.end.receiver.head)], rows, removed[None]))
-    return [hook for one in reading for hook in one.hooks(lambda: cuts)]
+    return [hook for receiver_input in reading for hook in receiver_input.hooks(lambda: cuts)]
 
 
 def _attention_deltas(
     edges: list[Edge], pairs: QueryKeyPairs, draws: int, prepared: Prepared
 ) -> tuple[Float64[np.ndarray, "edges"], Deltas]:
-    """Return the attention of each head, mean over sequences, and what it is with each edge cut, less that."""
-    of_end = edges[0].end.receiver
+    """Return the intact attention of each edge's head, mean over sequences, and its change when the edge is cut.
+
+    `pairs` are the queries and keys. The change is [edges, 1 + draws, sequences]: entry 0 of axis 1 is the edge itself,
+    the others are random controls. All edges end in one layer and one input.
+    """
+    first_receiver = edges[0].end.receiver
     view, captured = prepared.run.view, prepared.run.captured
-    receiver = receiver_layer(view, captured, of_end.layer, of_end.input, in_float64_on_cpu)
+    receiver = receiver_layer(view, captured, first_receiver.layer, first_receiver.input, in_float64_on_cpu)
     pairs = pairs.on(receiver.query.device)
     intact: dict[int, Tensor] = {}
     for head in dict.fromkeys(edge.head for edge in edges):
@@ -231,26 +261,38 @@ def _attention_deltas(
 
 
 def _composition(edges: list[Edge], layer: int, what: Any, prepared: Prepared) -> list[float]:
-    """Return the composition score of each sender with the receiver's heads, their mean; NaN for what is no head."""
-    of_edge = [list(edge.end.asked) if prepared.intact is not None else [edge.head] for edge in edges]
-    asked = sorted({head for heads in of_edge for head in heads})
+    """Return for each edge the composition score of its sender with the receiver's heads, mean over heads.
+
+    The score is computed from weights. NaN for senders that are not heads. `layer` and `what` are layer and input ("q",
+    "k" or "v") of the receivers.
+    """
+    heads_of_edges = [list(edge.end.asked) if prepared.intact is not None else [edge.head] for edge in edges]
+    all_heads = sorted({head for heads in heads_of_edges for head in heads})
     layers = sorted({edge.sender.layer for edge in edges if edge.sender.kind == "head"})
-    scores = composition_into(prepared.run.view, layer, asked, what, layers)
+    scores = composition_into(prepared.run.view, layer, all_heads, what, layers)
     return [
-        float(scores[edge.sender.layer][[asked.index(one) for one in heads], edge.sender.head].mean())
+        float(scores[edge.sender.layer][[all_heads.index(head) for head in heads], edge.sender.head].mean())
         if edge.sender.kind == "head"
         else float("nan")
-        for edge, heads in zip(edges, of_edge, strict=True)
+        for edge, heads in zip(edges, heads_of_edges, strict=True)
     ]
 
 
 @dataclass(frozen=True)
 class ReceiverLayer:
-    """Queries and keys of one layer in a run, before a query/key norm and rotation, and what they read.
+    """Queries, keys and residual stream of one layer in a run, from which attention after a cut is computed.
 
-    Those from a latent are behind its norm, which `settings` are then without. `reads` is how the heads read `what` is
-    changed, `allowed` the pairs of tokens that are not masked, `pattern` the attention of the run, and `tables` are cos
-    and sin of each pair that the run applied, None without rotary positions.
+    Attributes:
+        index: index of the layer.
+        settings: weights of the layer that attention needs.
+        what: the input that cuts change: "q", "k" or "v".
+        reads: norm and weights by which heads read this input from the stream.
+        residual: the residual stream of the run.
+        query, key: before query/key norm and rotation. In latent attention they are after the latent's norm, and
+            `settings` has no norm.
+        allowed: True for pairs of query and key that are not masked.
+        pattern: attention of the run.
+        tables: cos and sin that the run applied, per rotary pair; None without rotary positions.
     """
 
     index: int
@@ -267,7 +309,10 @@ class ReceiverLayer:
     def change(
         self, removed: Float[Tensor, "senders sequences pos d_model"], pairs: QueryKeyPairs
     ) -> Float[Tensor, "senders sequences rows heads d_head"]:
-        """Return the change of what heads read: of queries at the queries of the pairs, of keys everywhere."""
+        """Return the change of queries or keys when the write of each sender is subtracted from the stream.
+
+        `removed` are the writes. Queries change at the queries of `pairs`, keys at all positions.
+        """
         x = self.residual
         if self.what == "q":
             rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1])
@@ -280,7 +325,10 @@ class ReceiverLayer:
         pairs: QueryKeyPairs,
         change: Float[Tensor, "*copies sequences rows heads d_head"] | None = None,
     ) -> Float64[Tensor, "*copies sequences"]:
-        """Return the head's attention from the queries to their keys, mean over the pairs of a sequence."""
+        """Return the head's attention from query to key, mean over the pairs of positions of a sequence.
+
+        `change` is the change of queries or keys after a cut, from the method `change`; None: the intact run.
+        """
         weights = self.weights(head, pairs.queries, change)
         keys = pairs.keys[..., None].expand(*weights.shape[:-1], 1)
         return summed(weights.gather(-1, keys)[..., 0], -1) / pairs.keys.shape[-1]
@@ -291,12 +339,16 @@ class ReceiverLayer:
         rows: Int[Tensor, "sequences rows"],
         change: Float[Tensor, "*copies sequences changed heads d_head"] | None = None,
     ) -> Float[Tensor, "*copies sequences rows pos"]:
-        """Return the head's attention in some rows; `change` is of the queries there, or of keys at all positions."""
+        """Return the head's attention of the queries at positions `rows` to all keys.
+
+        `change` is added to the queries at these positions, or to keys at all positions; None: the intact run.
+        """
         return self._scores(head, rows, change).softmax(-1)
 
     def _scores(
         self, head: int, rows: Int[Tensor, "sequences rows"], change: Tensor | None = None
     ) -> Float[Tensor, "*copies sequences rows pos"]:
+        """Return the head's scaled scores of the queries `rows`, -inf where masked; `change` as in `weights`."""
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         queries = self.query.gather(1, rows[..., None, None].expand(-1, -1, *self.query.shape[2:]))
         scores = HeadScores.of_rows(
@@ -306,7 +358,10 @@ class ReceiverLayer:
         return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)
 
     def require_own_pattern(self, head: int, rows: Int[Tensor, "sequences rows"]) -> None:
-        """Refuse a head whose attention in the run does not follow from its queries and keys. Raises ScoreMismatch."""
+        """Raise ScoreMismatch if the head's attention in the run does not follow from its queries and keys.
+
+        `rows` are the positions of the queries that are compared.
+        """
         of_run = _rows_of(self.pattern[:, head], rows)
         require_own_pattern(self._scores(head, rows), of_run, self.pattern.dtype, head_name(self.index, head))
 
@@ -314,10 +369,12 @@ class ReceiverLayer:
 def receiver_layer(
     view: AttentionView, captured: dict[str, Tensor], index: int, what: Input, cast: Cast
 ) -> ReceiverLayer:
-    """Return one layer of a run, of which one input is changed, computed with what `cast` makes of activations.
+    """Return the `ReceiverLayer` of layer `index` from the activations of a run; cuts change its input `what`.
 
-    `captured` is what passed the layer's `READ_POINTS`. Raises ValueError past the length up to which the layer's score
-    scale holds; as `AttentionView.raw`, and ScoreMismatch for rotary tables that do not follow from its frequencies.
+    `captured`: activations by hook name, at the hook points of the layer's attention. `cast`: function that converts
+    activations to the dtype to compute in. Raises ValueError if the sequences are longer than the layer's score scale
+    allows, ScoreMismatch if the rotary tables do not follow from the layer's frequencies, UnsupportedArchitecture if
+    the layer cannot be read.
     """
     names, raw = view.hook_names(index), view.raw(index)
     residual, pattern = (captured[names[point]] for point in ("residual", "pattern"))

@@ -1,11 +1,11 @@
-"""Receivers of edges in a model: which heads each of them reaches, and the names that tables print."""
+"""Receivers of edges in a model: their names in tables, and the heads whose input changes when one is edited."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tlspectral.containers import values
-from tlspectral.errors import BadHead, warn_caller
+from tlspectral.errors import BadHead, shown, warn_caller
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.stream.mlp import mlp_reads
@@ -24,13 +24,14 @@ _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 @dataclass(frozen=True)
 class Reached:
-    """A receiver of a model, the query heads that were asked for, and those that an edit of it reaches.
+    """A receiver of a model, the query heads that the user named, and the query heads that an edit changes.
 
     Attributes:
-        receiver: under its name in tables: keys and values that heads share are one receiver, also as a latent.
-        asked: query heads; all that read it where it is given by the name of the group.
-        heads: query heads whose queries, keys or values change: those that share them, and every head of a layer whose
-            query/key norm runs over all heads (OLMo 2).
+        receiver: the receiver as tables name it. Keys or values that heads share, also through a latent, are one
+            receiver.
+        asked: query heads that the user named; for the name of a group of heads, all heads of the group.
+        heads: query heads whose queries, keys or values change with an edit: all heads that share them, and every head
+            of a layer whose query/key norm runs over all heads (OLMo 2).
     """
 
     receiver: Receiver
@@ -38,51 +39,57 @@ class Reached:
     heads: tuple[int, ...]
 
 
-def reached(view: AttentionView, given: Receivers) -> list[Reached]:
-    """Return the receivers, sorted by layer, input and head, each once, with the heads that they reach.
+def reached(view: AttentionView, receivers: Receivers) -> list[Reached]:
+    """Return the receivers that a user named, in any form, without duplicates, sorted by layer, input and head.
 
-    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture for one whose values are its keys.
+    An entry has the receiver as tables name it, the heads that the user named and the heads that an edit changes.
+    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture if its layer uses its keys as values.
     """
     asked: dict[Receiver, set[int]] = {}
-    for one in _receivers_in(view, given):
-        own, heads = _own(view, one)
+    for named in _receivers_in(view, receivers):
+        own, heads = _own(view, named)
         asked.setdefault(own, set()).update(heads)
-    order = sorted(asked, key=lambda one: (one.layer, one.input, one.head))
-    return [Reached(one, tuple(sorted(asked[one])), _changed(view, one)) for one in order]
+    order = sorted(asked, key=lambda receiver: (receiver.layer, receiver.input, receiver.head))
+    return [Reached(receiver, tuple(sorted(asked[receiver])), _changed(view, receiver)) for receiver in order]
 
 
-def _receivers_in(view: AttentionView, given: Receivers) -> list[Receiver]:
-    """Return receivers of a model in their order, each once; of `{"k": heads}` those heads in the order of the model.
+def _receivers_in(view: AttentionView, receivers: Receivers) -> list[Receiver]:
+    """Return the receivers that a user named, without duplicates, in the order given.
 
-    Raises BadHead for what names no receiver, or no head of the model.
+    Heads of `{"k": heads}` are in the order of the model. Raises BadHead for values that are not receivers, and for
+    heads that do not exist.
     """
-    if not isinstance(given, Mapping):
-        return read_receivers(given)
-    if "receiver" in given and values(given["receiver"]) is not None:  # columns of a table
-        return read_receivers(values(given["receiver"]) or [])
-    wrong = [input for input in given if input not in ("q", "k", "v")]
+    if not isinstance(receivers, Mapping):
+        return read_receivers(receivers)
+    if "receiver" in receivers and values(receivers["receiver"]) is not None:  # columns of a table
+        return read_receivers(values(receivers["receiver"]) or [])
+    wrong = [input for input in receivers if input not in ("q", "k", "v")]
     if wrong:
-        raise BadHead(f"{given!r} names no receivers: {RECEIVER_FORMS}")
+        raise BadHead(f"{shown(receivers)} names no receivers: {RECEIVER_FORMS}")
     return [
         Receiver(layer, head, input)  # type: ignore[arg-type]
-        for input, heads in given.items()
+        for input, heads in receivers.items()
         for layer, some in heads_by_layer(view, heads).items()
         for head in some
     ]
 
 
-def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]:
-    """Return a receiver under its name in the model, and the query heads that are asked for."""
-    layer, head, what, shared = given
+def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]:
+    """Return a receiver as the model has it, and the query heads that the user named with it.
+
+    `named` is the receiver as the user wrote it; keys of a head that shares them become keys of its group. Raises
+    BadHead if it does not exist.
+    """
+    layer, head, what, shared = named
     if what == "logits":
         return Receiver(view.n_layers, -1, what), ()
     known = from_end(layer, view.n_layers)
     if known is None:
-        raise BadHead(f"{given.name} does not exist: the model has layers {which_exist(layer, view.n_layers)}")
+        raise BadHead(f"{named.name} does not exist: the model has layers {which_exist(layer, view.n_layers)}")
     layer = known
     if what == "mlp":
         if mlp_reads(view, layer) is None:
-            raise BadHead(f"{given.name} does not exist: layer {layer} has no MLP")
+            raise BadHead(f"{named.name} does not exist: layer {layer} has no MLP")
         return Receiver(layer, -1, what), ()
     raw = view.raw(layer)
     require_own_projections(raw, layer)
@@ -91,7 +98,7 @@ def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]
     index = from_end(head, n_own)
     if index is None:
         kind = "key/value heads" if shared else "heads"
-        raise BadHead(f"{given.name} does not exist: layer {layer} has {kind} {which_exist(head, n_own)}")
+        raise BadHead(f"{named.name} does not exist: layer {layer} has {kind} {which_exist(head, n_own)}")
     head = index
     size = n_heads // n_kv_heads
     if what == "q" or size == 1:
@@ -102,6 +109,7 @@ def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]
 
 
 def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
+    """Return the query heads whose input changes with an edit of the receiver; none for MLPs and logits."""
     if receiver.head < 0:
         return ()
     raw = view.raw(receiver.layer)
@@ -113,15 +121,19 @@ def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
 
 
 def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> None:
-    """Raise a ValueError for a receiver that reads before a sender writes, BadHead for an MLP or the logits."""
+    """Raise ValueError if a receiver reads before a sender writes, BadHead if a receiver is an MLP or the logits.
+
+    `senders`: dict from layer to heads.
+    """
     if not senders or not receivers:
         return
-    of_none = [one.receiver.name for one in receivers if not one.heads]
-    if of_none:
+    without_heads = [end.receiver.name for end in receivers if not end.heads]
+    if without_heads:
         raise BadHead(
-            f"{of_none[0]}: into= takes queries, keys and values; MLPs and logits are receivers of edge_effects"
+            f"{without_heads[0]}: into= takes queries, keys and values; to cut edges into MLPs or logits use "
+            "tls.edge_effects"
         )
-    last, first = max(senders), min(receivers, key=lambda one: one.receiver.layer).receiver
+    last, first = max(senders), min(receivers, key=lambda end: end.receiver.layer).receiver
     if last >= first.layer:
         raise ValueError(
             f"{first.name} reads before {head_name(last, senders[last][0])} writes: into= takes receivers in later "
@@ -130,19 +142,19 @@ def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> Non
 
 
 def warn_of_other_heads(receivers: list[Reached]) -> None:
-    """Warn by name of heads that are reached though they were not asked for."""
+    """Warn once per layer and input if an edit of these receivers also changes heads that the user did not name."""
     of_layer: dict[tuple[int, str], list[Reached]] = {}
-    for one in receivers:
-        of_layer.setdefault((one.receiver.layer, one.receiver.input), []).append(one)
-    for (layer, what), some in of_layer.items():
-        asked = sorted({head for one in some for head in one.asked})
-        others = sorted({head for one in some for head in one.heads} - set(asked))
+    for end in receivers:
+        of_layer.setdefault((end.receiver.layer, end.receiver.input), []).append(end)
+    for (layer, what), ends in of_layer.items():
+        asked = sorted({head for end in ends for head in end.asked})
+        others = sorted({head for end in ends for head in end.heads} - set(asked))
         if others:
             warn_caller(
                 f"the {_NAMES[what]} of {_names(layer, asked)} cannot be edited alone: the edit also reaches "
-                f"{_names(layer, others)} (heads of a group share keys and values, those of latent attention a latent, "
-                f"and a query/key norm over all heads ties those of a layer), so an effect is that of all of them; "
-                f"name the receiver {', '.join(one.receiver.name for one in some)} where that is meant"
+                f"{_names(layer, others)} (these heads share keys and values, a latent or a query/key norm). "
+                f"Effects belong to all of them; to avoid this warning name the receiver "
+                f"{', '.join(end.receiver.name for end in ends)}"
             )
 
 

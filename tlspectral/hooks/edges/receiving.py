@@ -1,7 +1,7 @@
-"""A part of heads taken out of what receivers read, by forward hooks: the edges of `ablate(..., into=)`.
+"""Hooks of `ablate(..., into=)`: remove a part of heads only from the input of some receivers.
 
-The senders run as they are. What removing the part would change of the residual stream is measured behind them, and the
-change of the queries, keys or values that are receivers is added there, the input norm taken again. This is path
+The sending heads run unchanged. A hook computes how removing the part would change their writes to the residual stream.
+At the receivers, queries, keys or values are computed again from the changed stream, input norm included. This is path
 patching of the direct path from sender to receiver (Goldowsky-Dill et al. 2023, "Localizing Model Behavior with Path
 Patching", section 2), with any part of a head as the corruption.
 """
@@ -30,45 +30,58 @@ from tlspectral.selection import Receiver
 
 @dataclass
 class EdgeRun:
-    """What the senders of one context take out of the residual stream, by thread (of its current run) and layer.
+    """The changes of the residual stream that the sending heads of one `ablate` block make in the current run.
 
-    `senders` are heads by layer.
+    Attributes:
+        senders: dict from layer to the heads that lose the part.
+        removed: dict from thread to dict from layer to the tensor that is subtracted from the stream.
     """
 
     senders: dict[int, list[int]]
     removed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     def forget(self, activation: Any, hook: Any) -> None:
-        """Drop what a run has left: in front of the first layer what broke off, behind the last receiver the rest."""
+        """Drop the stored tensors of this thread. It is a hook at the start of a run and after its last receiver."""
         self.removed.pop(get_ident(), None)
 
     def take(self, layer: int, removed: Float[Tensor, "batch pos d_model"]) -> None:
-        """Note what the heads of one layer take out."""
+        """Store the tensor `removed` that the heads of a layer subtract from the stream in this run."""
         self.removed.setdefault(get_ident(), {})[layer] = removed
 
     def total(self, layer: int, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return what all senders take out of the stream `x` that enters the layer of a receiver."""
+        """Return the sum of the tensors of all senders, to subtract from the stream `x` at the layer of a receiver.
+
+        Raises EditNotHonored if a sender's layer did not run.
+        """
         removed = self.removed.get(get_ident(), {})
         missing = [sender for sender in self.senders if sender not in removed]
         if missing or any(part.shape != x.shape for part in removed.values()):
             at = missing[0] if missing else min(removed)
             raise EditNotHonored(
-                f"layer {layer}: what the heads of layer {at} write was not seen in this run, so it cannot be taken "
-                "out: that layer was skipped (by a sweep, which replays later layers alone, or by start_at_layer), or "
-                f"some hooks of the ablation were taken off the model{naming_open_contexts()}"
+                f"layer {layer}: the hook on the heads of layer {at} did not run, so their write cannot be subtracted: "
+                "that layer was skipped (a sweep replays only later layers; so does start_at_layer), or some hooks of "
+                f"the ablation were taken off the model: run the whole model inside the block{naming_open_contexts()}"
             )
         return torch.stack([part.to(x.device) for part in removed.values()]).sum(0)
 
 
 @dataclass
 class EdgeSender:
-    """The hooks that measure, in one layer, what removing a part of heads would change of the residual stream."""
+    """Hooks on the sending heads of one layer: they compute how removing the part would change the heads' writes.
+
+    Attributes:
+        ablation: the heads and the part; its hooks measure the change and edit nothing.
+        run: stores the change for the hooks on the receivers.
+    """
 
     ablation: LayerAblation
     run: EdgeRun
 
     def hooks(self) -> list[Hook]:
-        """Return a `fwd_hooks` list that changes no activation. Raises EditNotHonored as `LayerAblation.hooks`."""
+        """Return a `fwd_hooks` list that measures the change of the heads' writes and edits no activation.
+
+        Raises EditNotHonored if a short run shows that removing the part here would not change the logits.
+        """
         ablation, names = self.ablation, self.ablation.names
         ablation.prove()
         return [
@@ -78,6 +91,7 @@ class EdgeSender:
         ]
 
     def _measure(self, z: Tensor, hook: Any) -> None:
+        """Store in `run` the tensor that removing the part subtracts from the stream, and keep the write."""
         ablation, layer = self.ablation, self.ablation.layer.layer
         writes = head_writes(ablation.view, layer, widened)
         z = z_of(z, writes.w_o)
@@ -89,6 +103,7 @@ class EdgeSender:
 
     @torch.no_grad()
     def _compare_written(self, attention: Tensor, hook: Any) -> None:
+        """Raise EditNotHonored if the output of attention is not the sum of the heads' writes and the biases."""
         written = self.ablation.taken("written")
         attention = attention * self.ablation.view.attention_factor(self.ablation.layer.layer)
         require_close(
@@ -96,7 +111,7 @@ class EdgeSender:
             written.abs().max(),
             attention.dtype,
             "stream",
-            f"layer {self.ablation.layer.layer}: the attention adds something else than was measured at its heads; "
+            f"layer {self.ablation.layer.layer}: the output of the attention is not the sum of its heads' writes; "
             "they differ",
             "enter the context after hooks and ablations that edit z or the output of attention in this layer",
             EditNotHonored,
@@ -105,10 +120,13 @@ class EdgeSender:
 
 @dataclass(repr=False)
 class EdgeReceiver(HeadCapture):
-    """The hooks that take what the senders wrote out of the queries, keys or values of one layer that are receivers.
+    """Hooks on the receivers of one layer: they compute queries, keys or values again without the senders' part.
 
-    `heads` are the receivers: key/value heads for keys and values. `point` is the point of the `LayerReads` that is
-    edited.
+    Attributes:
+        heads: the receivers; for keys and values, key/value heads.
+        what: "q", "k" or "v".
+        point: short name of the edited hook point, such as "query".
+        run: changes of the stream by the senders in the current run.
     """
 
     what: Input
@@ -116,61 +134,66 @@ class EdgeReceiver(HeadCapture):
     run: EdgeRun
 
     @property
-    def said(self) -> str:
-        """The receivers by name."""
+    def head_names(self) -> str:
+        """Names of the receivers, joined by commas: "L1KV0.k, L1KV1.k"."""
         shared = self.what != "q" and self.layer.n_kv_heads < self.layer.n_heads
         return ", ".join(Receiver(self.layer.layer, head, self.what, shared).name for head in self.heads)
 
     def hooks(self) -> list[Hook]:
-        """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
+        """Return a `fwd_hooks` list that edits the receivers' queries, keys or values.
+
+        Raises EditNotHonored if a short run shows that an edit of these inputs does not change the logits.
+        """
         require_honoured(self.view, self.layer.layer, self.point)
         return [*self.holders("residual"), (self.names[self.point], self._edit)]
 
     @torch.no_grad()
     def _require_own_reads(self, captured: Tensor, x: Tensor, reads: LayerReads) -> None:
-        """Refuse a run whose queries, keys or values are not read from its residual stream. Raises EditNotHonored.
+        """Raise EditNotHonored if the queries, keys or values `captured` do not follow from the residual stream `x`.
 
-        The first sequence is compared. For values, whose bias is not read, what is left has to be the same at every
-        token.
+        `reads` are the norm and weights between the two. The first sequence is compared. The bias of values is not
+        known, so for values the difference only has to be equal at all tokens.
         """
         heads = list(range(len(reads.weight))) if reads.joint else self.heads
         by_head = reads.by_head(captured[:1])
         size = by_head.shape[2] // len(reads.weight)  # some models repeat keys per query head
-        found = widened(by_head[:, :, [head * size for head in heads]])
-        left = found - reads.from_stream(widened(x[:1]))[:, :, heads]
+        in_run = widened(by_head[:, :, [head * size for head in heads]])
+        left = in_run - reads.from_stream(widened(x[:1]))[:, :, heads]
         off = (left - left.mean(1, keepdim=True) if self.what == "v" else left).abs().amax((0, 1, 3))
-        largest = found.abs().amax((0, 1, 3))
+        largest = in_run.abs().amax((0, 1, 3))
         require_close(
             off,
             largest,
             captured.dtype,
             "live reads",
             [
-                f"layer {self.layer.layer}, head {head}: the {INPUT_POINTS[self.what]} of this run is not what the "
-                "operators read from its residual stream; they differ"
+                f"layer {self.layer.layer}, head {head}: the {INPUT_POINTS[self.what]} of this run does not follow "
+                "from its residual stream; they differ"
                 for head in heads
             ],
-            "a change of the stream cannot be carried to it: look for hooks that edit the input of attention or its "
-            "norm, and enter the context after hooks that edit the residual stream, queries, keys or values",
+            "take off hooks that edit the input of attention or its norm, and enter the context after hooks that edit "
+            "the residual stream, queries, keys or values",
             EditNotHonored,
         )
 
     def _edit(self, captured: Float[Tensor, "batch pos *width"], hook: Any) -> Tensor:
+        """Return queries, keys or values computed again from the stream without the senders' tensors."""
         refuse_open_receivers([hook], self.what, self.heads, of=self)
         # An activation of a model spread over several devices moves inside a layer.
         x = widened(self.taken("residual")).to(captured.device)
         removed = self.run.total(self.layer.layer, x).to(x.dtype)
         every = layer_reads(self.view.raw(self.layer.layer), self.what, widened)
-        reads = next(one for one in every if one.point == self.point)
+        reads = next(candidate for candidate in every if candidate.point == self.point)
         if acts_first(hook, self._edit):
             self._require_own_reads(captured, x, reads)
         return without(captured, x, reads, [Cut(self.heads, slice(None), removed[None])])
 
 
 def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], of: EdgeReceiver | None = None) -> None:
-    """Refuse queries, keys or values that another open context edits too. Raises EditNotHonored.
+    """Raise EditNotHonored if another open `ablate(..., into=)` block edits one of these receivers.
 
-    `points` are hook points of a layer, `heads` the receivers that are meant, and `of` the context that asks.
+    `points`: hook points of the layer, as modules. `what`, `heads`: input ("q", "k", "v") and indices of the receivers.
+    `of`: the hooks whose own block is not counted; None: all blocks count.
     """
     for point in points:
         for handle in getattr(point, "fwd_hooks", ()):
@@ -179,6 +202,6 @@ def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], 
                 continue
             if twice := set(other.heads) & set(heads):
                 raise EditNotHonored(
-                    f"{point.name}: an open context edits head {min(twice)} there already; give all senders of a "
-                    f"receiver in one context, and measure edges outside it{naming_open_contexts()}"
+                    f"{point.name}: an open context edits head {min(twice)} there already: give all senders of a "
+                    f"receiver in one context, and measure edges outside of it{naming_open_contexts()}"
                 )

@@ -1,4 +1,4 @@
-"""What writes to the residual stream: heads, mixers, MLPs and the embedding, as they did in one run."""
+"""Senders: heads, mixers, MLPs and the embedding, and their writes to the residual stream in one run."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -27,10 +27,11 @@ Replaced = Literal["mean", "zero", "resample", "counterfactual"]
 
 
 class Sender(NamedTuple):
-    """One writer. `head` is -1 for all but heads, `layer` -1 for the embedding.
+    """One component that writes to the residual stream.
 
-    A mixer is what a layer has in the place of heads or beside them: a state-space block, a convolution, linear
-    attention. If the MLP has no hook point, the mixer's write includes it.
+    `head` is -1 unless the sender is a head, `layer` is -1 for the embedding. A mixer (`kind="mix"`) is a state-space
+    block, convolution or linear attention that a layer has instead of heads or in addition to them. If the MLP has no
+    hook point, the mixer's write includes it.
     """
 
     layer: int
@@ -48,16 +49,17 @@ class Sender(NamedTuple):
 SENDER_FORMS = 'a sender is "embedding", "L16H0", "L3MLP" or "L2MIX"'
 EMBEDDING = Sender(-1, -1, "embedding")
 READ_POINTS = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
-"""Where a layer shows what its attention reads and does, by the names in `AttentionView.hook_names`."""
+"""Hook points of a layer's attention, by their short names in `AttentionView.hook_names`."""
 
 _KEPT = {"head": ("z",), "mlp": ("mlp_out",), "mix": ("residual", "residual_after", "attention_out", "mlp_out")}
 
 
 def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender]:
-    """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for one that does not exist.
+    """Return the senders that a user named, as `Sender`s without duplicates, sorted by layer.
 
-    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "L2MIX", and of
-    "heads", "mlps" and "mixers", each of all layers.
+    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "L2MIX". "heads",
+    "mlps" and "mixers" stand for all of their kind in the layers 0 to `below` - 1. Raises BadHead for a sender that the
+    model does not have.
     """
     if senders is None:
         return list(_heads(view, below))
@@ -83,7 +85,10 @@ def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender
 
 
 def other_sender(view: AttentionView, name: str) -> Sender | None:
-    """Return the embedding, MLP or mixer of this name; None for another name. Raises BadHead for one not there."""
+    """Return the embedding, MLP or mixer with a name such as "L3MLP"; None for other names, such as heads.
+
+    Raises BadHead if the model does not have it.
+    """
     if name == "embedding":
         return EMBEDDING
     whole = _WHOLE.fullmatch(name)
@@ -93,7 +98,7 @@ def other_sender(view: AttentionView, name: str) -> Sender | None:
     if layer is None:
         raise BadHead(f"{name} does not exist: the model has layers {which_exist(int(whole[1]), view.n_layers)}")
     if kind == "mix" and not view.writes_more(layer):
-        raise BadHead(f"{name} does not exist: layer {layer} has heads and an MLP alone")
+        raise BadHead(f"{name} does not exist: layer {layer} has only heads and an MLP, no mixer")
     return Sender(layer, -1, kind)
 
 
@@ -109,10 +114,17 @@ def _of_heads(view: AttentionView, heads: Any) -> list[Sender]:
 
 @dataclass(frozen=True)
 class CachedRun:
-    """What one run of the intact model wrote and read, as far as edges need it: activations by hook point.
+    """Activations of one run of the intact model, from which the write of each sender is computed.
 
-    `replace` stands in the place of a write: nothing, its mean, or what it is on other sequences, on which `other` are
-    the activations. `seed` is of the draws of the control.
+    Attributes:
+        view: the model.
+        sequences: the tokens of the run.
+        senders: all senders (heads, MLPs, mixers, embedding) whose writes can be computed.
+        captured: from hook point to activation.
+        replace: what replaces a removed write: "zero", its "mean", or "resample" or "counterfactual" for its write in
+            another run.
+        other: activations of this other run, or None.
+        seed: seed of random control writes.
     """
 
     view: AttentionView
@@ -125,12 +137,12 @@ class CachedRun:
     _latest: dict[Any, Tensor] = field(default_factory=dict)
 
     def removed(self, sender: Sender, draw: int = -1) -> Float[Tensor, "sequences pos d_model"]:
-        """Return what is taken out of the residual stream: what a sender wrote less what stands in its place.
+        """Return the tensor to subtract from the residual stream: the sender's write minus its replacement.
 
-        A mean is over the real tokens of all sequences. A `draw` from 0 on is a control, which writes in random
-        directions, with the norms and angles of what the sender wrote. What senders of one kind in a layer wrote is
-        computed together and kept until others are asked for.
+        `draw=-1`: the sender's own write. `draw` 0, 1, ...: a random control write with other directions, which keeps
+        norms and angles. A mean is taken over the real tokens of all sequences.
         """
+        # All senders of one kind in a layer are computed together and kept until another layer or kind is needed.
         key = sender.layer, sender.kind, draw
         if key not in self._latest:
             written = self._written(sender, draw, self.captured)
@@ -145,14 +157,16 @@ class CachedRun:
         return self._latest[key][self._heads_of(sender).index(sender.head)]
 
     def _heads_of(self, sender: Sender) -> list[int]:
-        return [one.head for one in self.senders if (one.layer, one.kind) == (sender.layer, sender.kind)]
+        """Return the heads of all senders of the same layer and kind; [-1] for an MLP."""
+        return [other.head for other in self.senders if (other.layer, other.kind) == (sender.layer, sender.kind)]
 
     def _written(
         self, sender: Sender, draw: int, captured: dict[str, Tensor]
     ) -> Float[Tensor, "senders sequences pos d_model"]:
+        """Return the writes of all senders of the kind and layer of `sender`, or their control writes of a draw."""
         layer, heads = max(0, sender.layer), self._heads_of(sender)
         names = self.view.hook_names(layer)
-        if sender.kind != "head":  # rotated as a whole in a draw
+        if sender.kind != "head":  # a control draw rotates the whole write
             point = names["mlp_out" if sender.kind == "mlp" else "residual"]
             if point not in captured:
                 raise BadHead(f"{sender.name} does not exist: {point} never fires in this model")
@@ -163,7 +177,7 @@ class CachedRun:
         writes = head_writes(self.view, layer, in_float64_on_cpu)
         z = z_of(in_float64_on_cpu(captured[names["z"]]), writes.w_o)
         z, maps = z[:, :, heads] * writes.token_scale(z)[..., None, None], writes.effective(heads)
-        if draw >= 0:  # maps that differ from W_O in their directions alone
+        if draw >= 0:  # replace W_O by maps that differ only in their directions
             triangles = torch.linalg.qr(maps.mT, mode="r").R
             frames = [haar_frame(maps.shape[2], triangles.shape[1], [self.seed, draw, layer, head]) for head in heads]
             maps = triangles.mT @ torch.stack(frames).mT.to(z)
@@ -179,10 +193,12 @@ def cached_run(
     replace: Replaced = "zero",
     seed: int = 0,
 ) -> CachedRun:
-    """Run the model once under the hooks that are on it, and keep what senders of the layers below one wrote.
+    """Run the model once, under the hooks that are on it, and keep the writes of the senders.
 
-    Queries, keys and attention of the layers `reading` are kept too. Raises UnsupportedArchitecture for a layer of
-    which the residual stream is no sum of writes, and ValueError for sequences that have nothing in their place.
+    Senders stand in layers 0 to `below` - 1. Queries, keys and attention of the layers `reading` are kept too.
+    `replace` says what replaces a removed write; "resample" and "counterfactual" take a second run. Raises
+    UnsupportedArchitecture if the residual stream of a layer is not the sum of its writers' outputs, and ValueError if
+    `replace` needs other sequences and the task has none.
     """
     names, reading = [view.hook_names(layer) for layer in range(view.n_layers)], list(reading)
     last = names[below - 1]["residual_after"] if below else names[0]["residual"]

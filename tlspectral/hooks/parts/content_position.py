@@ -1,20 +1,20 @@
-"""The content, the position and their interaction in a head's scores of keys in blocks of a prompt.
+"""`Content`, `Position` and `Interaction`: three parts of a head's scores for keys in blocks of a prompt.
 
-A block of width w holds a content k and stands at a place j; its tokens have offsets o = 0 .. w - 1. For one query and
-one offset, the score of content k at place j is a two-way table L[k, j]: the key of content k as it is in this run,
-rotated to its token of place j. With means over contents and over places,
+A block of w tokens has a content k and stands at a place j. Take one query and one of the w tokens of a block. L[k, j]
+is the score of this query if the key of content k is rotated to place j. This table splits into
 
     mu = mean_kj L     content_k = mean_j L[k, j] - mu     position_j = mean_k L[k, j] - mu
     interaction_kj = L[k, j] - mu - content_k - position_j
 
-so that L = mu + content + position + interaction, and squares over the table add up. A score is a product c_k . p_j of
-a key and a rotation, so that
+The four terms add up to L, and their squares over the table add up too. A score is a product c_k . p_j of a key c_k and
+a rotation p_j. Let c be the mean key and p the mean rotation over the blocks. Then
 
     content_k = (c_k - c) . p     position_j = c . (p_j - p)     interaction_kj = (c_k - c) . (p_j - p)
 
-with c the mean key and p the mean rotation over the blocks: no table is formed. Source: "Decoupling Positional and
-Symbolic Attention Behavior" (PS) conjectures in section 6 that any head decomposes into heads that are purely
-positional or purely symbolic; the interaction is what such a sum of two lacks.
+and the parts are computed without forming the table.
+
+Source: "Decoupling Positional and Symbolic Attention Behavior" (PS). Section 6 conjectures that any head decomposes
+into purely positional and purely symbolic heads. A sum of one positional and one symbolic head has no interaction.
 """
 
 from abc import ABC, abstractmethod
@@ -38,73 +38,100 @@ from tlspectral.tasks.block_places import BlockPlaces, block_places
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockPart(Part, ABC):
-    """A part of the scores between queries behind the blocks of a prompt (or their places) and keys in them."""
+    """Base class of `Content`, `Position` and `Interaction`: parts of the scores for keys in blocks of a prompt.
+
+    It changes scores of queries after the last block for keys inside the blocks, and no other scores.
+
+    Attributes:
+        prompt: a `tls.positional.BlockPrompt` or a list of them; once the part has met a model, the positions and
+            tokens of the blocks (`BlockPlaces`).
+    """
 
     needs_tokens = True
     prompt: Any
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Where the blocks stand, of a settled part."""
+        """Dict for attrs: first position of each block and block width in tokens; empty before the part met a model."""
         places = self.prompt
         known = isinstance(places, BlockPlaces)
         return {"block_starts": list(places.starts), "block_width": places.width} if known else {}
 
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> "BlockPart":
-        """Return the part with the places of its blocks in place of the prompt.
+        """Return a copy whose `prompt` is replaced by the positions and tokens of its blocks (`BlockPlaces`).
 
-        Raises ValueError for blocks of unequal length, and for prompts of a run that are not the part's.
+        Raises ValueError for blocks of unequal length, and if `prompts`, the tokenized prompts of a task, do not begin
+        with the prompt of this part.
         """
         places = block_places(view.model, self.prompt)
         places.require_own(prompts.tokens, torch.tensor(places.ids), f"{self.name}: prompt")
         return replace(self, prompt=places)
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockPart"]:
-        """Bind the part to layers. Raises ValueError for blocks of unequal length."""
+        """Return a dict from each layer in `by_layer` (layer to heads) to the part with the positions of its blocks.
+
+        Raises ValueError for blocks of unequal length.
+        """
         return dict.fromkeys(by_layer, replace(self, prompt=block_places(view.model, self.prompt)))
 
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
-        """Refuse a run of other prompts than the part's, by what passes `AttentionView.tokens_point`. ValueError."""
+        """Raise ValueError if a run does not begin with the prompts of this part.
+
+        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        """
         own = view.passed_by(torch.tensor(self.prompt.ids, device=passed.device))
         self.prompt.require_own(passed, own, f"{self.name}: row")
 
     def change(
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-        """Return what is added to the scaled scores, before a softcap, and the pairs of `BlockPlaces.read`.
+        """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that change.
 
-        Raises ValueError for a run of other prompts. Biases are in it. Non-rotary columns do not depend on the place,
-        so they are content; ALiBi is position.
+        `scores` are the heads' scores in the run, `allowed` is True for pairs of query and key that the model does not
+        mask. Biases of queries and keys are included. Columns that do not rotate count as content, because they do not
+        depend on the place. ALiBi counts as position. Raises ValueError if no query stands after the blocks and sees
+        them all.
         """
         read = self.prompt.read(allowed)
         return self._of(scores).neg_().masked_fill_(~read, 0.0), read
 
     @property
     def screened(self) -> bool:
-        """No part in blocks is."""
+        """False: `ablation_sweep(screen="gradient")` cannot estimate the effects of these parts."""
         return False
 
     def draws_of(self, wanted: int) -> int:
-        """Return how many cycles through the blocks there are, of so many. Warns of fewer."""
+        """Return the number of random controls per head: `wanted`, or fewer if the blocks allow fewer cyclic exchanges.
+
+        Warns if there are fewer.
+        """
         most = self.prompt.cycles
         if most < wanted:
             warn_caller(
-                f"the control of {self.name!r} moves what is removed by a cycle through the blocks of a prompt, and "
-                f"{len(self.prompt.starts)} blocks have {most}: control_p is not below 1 / {1 + most}"
+                f"the control of {self.name!r} exchanges the blocks of a prompt in cycles. {len(self.prompt.starts)} "
+                f"blocks have only {most} such cycles, not {wanted}, so control_p cannot be below 1 / {1 + most}: give "
+                "a prompt with more blocks for smaller p"
             )
         return min(wanted, most)
 
     def control(
         self, removal: Removal, which: list[int], seeds: list[list[int]]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return the same numbers in other blocks, by a random cycle through all of them."""
+        """Return the removed numbers moved to other blocks, by a random cycle through all blocks for each control.
+
+        `removal` is the change that the part makes, `which` the index of the head for each control, `seeds` its seed.
+        """
         return self.prompt.shuffled(removal.difference[:, which], seeds)
 
     def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the part of the scaled scores between queries behind the blocks and keys in them."""
+        """Return this part of the scaled scores, [batch, heads, query, key].
+
+        Only entries of queries after the blocks and keys in them have a meaning.
+        """
         key, rotation = scores.key.whole, scores.key.rotation
         mean_keys, keys = self.prompt.split(key)
-        at_mean, at_places = scores, scores  # the scores with keys rotated to no place, and by how places differ
+        # `at_mean` rotates keys by the mean rotation over blocks, `at_places` by the deviation of each place from it.
+        at_mean, at_places = scores, scores
         if rotation is not None:
             tables = zip(self.prompt.split(rotation.cos), self.prompt.split(rotation.sin), strict=True)
             at_mean, at_places = (
@@ -121,25 +148,22 @@ class BlockPart(Part, ABC):
         mean_keys: Float[Tensor, "batch heads pos d_head"],
         keys: Float[Tensor, "batch heads pos d_head"],
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the products of queries with the mean keys of blocks or what keys differ by, at places of either."""
+        """Return this part of the scaled scores, a product of queries and keys.
+
+        Args:
+            at_mean: scores whose keys are rotated by the mean rotation over the blocks.
+            at_places: scores whose keys are rotated by the deviation of each place from the mean rotation.
+            mean_keys: the mean key over the blocks, at every block.
+            keys: the deviation of each block's key from the mean key.
+        """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Content(BlockPart):
-    """What of a head's scores depends on which content a block of a prompt has.
+    """Remove what the content of a block of tokens adds to a score: content_k = mean_j L[k, j] - mean L.
 
-    The module has the formulas. Only scores of queries behind the blocks and keys in them change.
-
-    Attributes:
-        prompt: a `BlockPrompt` with blocks of equal length, or a list of them with blocks at the same places. Every
-            sequence of a run has to begin with the tokens of one of them, up to the end of its last block; what follows
-            is free. A sink in the first block is a block like the others; put it into the prefix to leave it out.
-
-    Raises:
-        ValueError: when a model is given, no `BlockPrompt`, blocks of unequal length or at other places; as it meets a
-            task or the model runs, other tokens than the prompt's (a start token in front, such as `model(text)`
-            puts there), no query behind the blocks, or one that does not see all of them; or a run that begins behind
-            the embedding (from embeddings, or `start_at_layer`), which shows no tokens.
+    L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
+    head finds a block by its content ("Decoupling Positional and Symbolic Attention Behavior", section 6).
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
@@ -148,6 +172,22 @@ class Content(BlockPart):
     >>> with tls.ablate(model, "L1H0", tls.parts.Content(prompt)):
     ...     model(prompt.tokenized(model).tokens()).shape
     torch.Size([1, 26, 32])
+
+    Only scores of queries after the last block, for keys in the blocks, change. It is a value to give to `tls.ablate`
+    or `tls.ablation_sweep`, not a measurement. The control of a sweep takes the same numbers from other blocks.
+
+    Attributes:
+        prompt: a `BlockPrompt` with blocks of equal length, or a list of them whose blocks stand at the same places.
+            Every sequence of a run must begin with the tokens of one of them, up to the end of its last block. A first
+            block that is an attention sink counts as a block; write it into the prefix to leave it out.
+        at: position of the queries that lose the part; None (default): all queries after the blocks.
+
+    Raises:
+        ValueError: prompt is not a `BlockPrompt`, or its blocks have unequal lengths or other places.
+        ValueError, in a run: the tokens are not the tokens of the prompt (text may get a start token in front); no
+            query stands after the blocks, or it does not see all of them; or the run starts behind the embedding.
+
+    Not established: that the head uses only content or only position; see `Interaction`. More: docs/positional.md
     """
 
     name = "content"
@@ -158,7 +198,32 @@ class Content(BlockPart):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Position(BlockPart):
-    """What of a head's scores depends on where a block of a prompt stands; else as `Content`."""
+    """Remove what the place of a block of tokens adds to a score: position_j = mean_k L[k, j] - mean L.
+
+    L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
+    head finds a block by its place.
+
+    >>> import tlspectral as tls, torch
+    >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(3)]
+    >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
+    >>> tls.parts.Position(prompt).name
+    'position'
+
+    Only scores of queries after the last block, for keys in the blocks, change. Give it to `tls.ablate(model, "L1H0",
+    tls.parts.Position(prompt))` or `tls.ablation_sweep`.
+
+    Attributes:
+        prompt: a `BlockPrompt` with blocks of equal length, or a list of them whose blocks stand at the same places.
+            Every sequence of a run must begin with the tokens of one of them, up to the end of its last block.
+        at: position of the queries that lose the part; None (default): all queries after the blocks.
+
+    Raises:
+        ValueError: prompt is not a `BlockPrompt`, or its blocks have unequal lengths or other places.
+        ValueError, in a run: the tokens are not the tokens of the prompt; no query stands after the blocks, or it does
+            not see all of them; or the run starts behind the embedding.
+
+    Not established: that the head uses only position; see `Interaction`. More: docs/positional.md
+    """
 
     name = "position"
 
@@ -173,7 +238,32 @@ class Position(BlockPart):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interaction(BlockPart):
-    """What of a head's scores depends on the content of a block and on its place together; else as `Content`."""
+    """Remove what content and place add only together: L[k, j] - mean_j L[k, j] - mean_k L[k, j] + mean L.
+
+    L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
+    head is more than a sum of a content and a position part.
+
+    >>> import tlspectral as tls, torch
+    >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(3)]
+    >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
+    >>> tls.parts.Interaction(prompt).name
+    'interaction'
+
+    Only scores of queries after the last block, for keys in the blocks, change. Give it to `tls.ablate(model, "L1H0",
+    tls.parts.Interaction(prompt))` or `tls.ablation_sweep`.
+
+    Attributes:
+        prompt: a `BlockPrompt` with blocks of equal length, or a list of them whose blocks stand at the same places.
+            Every sequence of a run must begin with the tokens of one of them, up to the end of its last block.
+        at: position of the queries that lose the part; None (default): all queries after the blocks.
+
+    Raises:
+        ValueError: prompt is not a `BlockPrompt`, or its blocks have unequal lengths or other places.
+        ValueError, in a run: the tokens are not the tokens of the prompt; no query stands after the blocks, or it does
+            not see all of them; or the run starts behind the embedding.
+
+    Not established: why the head needs content and place together. More: docs/positional.md
+    """
 
     name = "interaction"
 

@@ -1,4 +1,4 @@
-"""The part of a head's attention that goes to far keys."""
+"""`LongRange`: the attention of a head to far keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.selection import whole_number
@@ -17,19 +18,28 @@ from tlspectral.selection import whole_number
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LongRange(Part):
-    """Attention to the keys between the first tokens and the last ones.
+    """Remove attention to far keys: query i sees key j only if i - j < window or j < sinks.
 
-    Attributes:
-        window: how many of the last keys a head still sees, the query's own token among them.
-        sinks: how many of the first tokens it still sees, of each document where a mask keeps the documents of a row
-            apart; padding is no first token.
-
-    Raises:
-        ValueError: no whole numbers, a window below 1, or sinks below 0.
+    Use it in `tls.ablate` or `tls.ablation_sweep` to test whether a head needs keys far away.
 
     >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> with tls.ablate(model, "L0H3", tls.parts.LongRange(window=8)):
+    ...     pass
     >>> tls.parts.LongRange(window=8, sinks=1)
     LongRange(window=8, sinks=1)
+
+    The softmax runs over the keys that are left. The control of a sweep is the same part of other heads of the layer.
+
+    Attributes:
+        window: how many of the last keys a head still sees; its own token counts as one.
+        sinks: how many first tokens it still sees. Default: 0. They are counted after padding, and separately in each
+            document if the mask keeps the documents of a row apart.
+        at: position of the queries that lose far keys. Default: None, all positions.
+
+    Raises:
+        ValueError: window or sinks is not a whole number, window is below 1, or sinks is below 0.
+        UnsupportedArchitecture: the model is an encoder, whose queries also see later keys.
     """
 
     name = "long_range"
@@ -41,29 +51,34 @@ class LongRange(Part):
         super().__post_init__()
         window, sinks = whole_number(self.window), whole_number(self.sinks)
         if window is None or window < 1:
-            raise ValueError(f"window is a whole number of keys from 1 (the token itself) up; found {self.window!r}")
+            raise ValueError(
+                f"window must be a whole number of keys, 1 (the token itself) or more; found {shown(self.window)}"
+            )
         if sinks is None or sinks < 0:
-            raise ValueError(f"sinks is a whole number of first tokens from 0 up; found {self.sinks!r}")
+            raise ValueError(f"sinks must be a whole number of first tokens, 0 or more; found {shown(self.sinks)}")
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The window and the sinks."""
+        """Dict with `window` and `sinks` for attrs."""
         return {"window": self.window, "sinks": self.sinks}
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, LongRange]:
-        """Bind the part to layers: it is the same on all. Raises UnsupportedArchitecture for an encoder."""
+        """Return a dict from each layer in `by_layer` (layer to heads) to this part.
+
+        Raises UnsupportedArchitecture for an encoder.
+        """
         require_causal(view, "long range counts the keys before a query")
         return dict.fromkeys(by_layer, self)
 
     def beyond(
         self, visible: Bool[Tensor, "*rows pos pos"], own: Bool[Tensor, "pos pos"]
     ) -> Bool[Tensor, "*rows pos pos"]:
-        """Tell which of the visible pairs of query and key the head no longer sees.
+        """Return a mask of the shape of `visible`: True where the head no longer sees the key (last axis).
 
-        `own` are the pairs that the layer shows by itself, without padding: where a token does not see the last one
-        in front, and the layer by itself would show it, a document of a packed row begins, whose sinks are counted from
-        there.
+        `visible` is True where a query sees a key in this run, `own` where the layer would show it without padding.
         """
+        # A document of a packed row begins where a token does not see the real token in front of it, although the layer
+        # itself would show that token. Sinks are counted from there.
         at = torch.arange(visible.shape[-1], device=visible.device)
         real = visible.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and padding does not
         before = torch.where(real, at, -1).cummax(-1).values.roll(1, -1)

@@ -1,4 +1,4 @@
-"""All that a head writes, and what stands in its place: nothing, a mean, its z on another sequence or on the pair."""
+"""`Output`: everything that a head writes, replaced by zeros, a mean, or its output on another prompt."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_pass
@@ -20,43 +21,51 @@ from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
-"""What is put in the place of a head's output."""
+"""What replaces a head's output: zeros, its mean over sequences, its output on another sequence or on the pair."""
 
 _IN_PLACE = {
     "zero": "zeros",
     "mean": "the mean over the reference",
-    "resample": "that on another sequence",
-    "counterfactual": "that on the pair of the prompt",
+    "resample": "the output on another sequence",
+    "counterfactual": "the output on the counterfactual prompt",
 }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Output(Part):
-    """Everything that a head writes.
+    """Remove everything that a head writes: z W_O becomes z' W_O, where z is the head's output before W_O.
 
-    Attributes:
-        replace: what z becomes: `"zero"`; its `"mean"` over sequences, at each position where the run has the
-            reference's length, else over all positions too; `"resample"`, its z on another sequence of that length, the
-            same one in every head; or `"counterfactual"`, its z on the pair of each prompt, which a task with
-            `counterfactual=` has, and which is the reference of an `ablate` context: a prompt for each row of the run.
-            None: `"counterfactual"` for a task of pairs, in sweeps and `ablate(task=)`, else `"zero"`.
-        reference: prompts that means and other sequences come from, in any form that a `Task` takes; they are run once,
-            under the hooks on the model by then. None: the sequences of each run itself (in a sweep the task's),
-            every position counted, never a sequence for itself. Batches then differ, so give a reference where a loss
-            is computed.
-        seed: of the draw of other sequences, which is the same in each run.
-
-    Zero depends on how the weights were processed: the bias b_O of the layer stays, and TransformerLens'
-    `fold_value_biases` moves what a head's value bias writes into b_O. The other replacements do not
-    (docs/from_transformerlens.md; `attrs["processing"]` of a table).
-
-    Raises:
-        ValueError: another `replace`, a reference for zeros, or one that is no prompts. Where the part meets prompts:
-            no pairs of them.
+    Use it in `tls.ablate` or `tls.ablation_sweep`, as a whole-head ablation.
 
     >>> import tlspectral as tls
+    >>> with tls.ablate(tls.load_model("tiny-rope"), "L0H3", tls.parts.Output("zero")):
+    ...     pass
     >>> tls.parts.Output(replace="mean")
     Output(replace='mean', reference=None, seed=0)
+
+    Attributes:
+        replace: the replacement z'.
+
+            - "zero": 0.
+            - "mean": the mean of z over reference sequences, at the same position. If run and reference differ in
+              length, it is also over all positions.
+            - "resample": z on another sequence of the same length, the same sequence for all heads.
+            - "counterfactual": z on the counterfactual of the same row. A task with `counterfactual=` supplies these
+              prompts; in `ablate` without a task give them as `reference`, one prompt per row.
+            - None (default): "counterfactual" if the task has counterfactual prompts, otherwise "zero".
+        reference: prompts (text, token ids, or a list) for "mean", "resample" and "counterfactual". They are run once,
+            under the hooks that are then on the model. Default: None, the other sequences of the same run (in a sweep:
+            of the task). Means then depend on the batch, so give a reference if you compute a loss.
+        seed: of the random choice of sequences for "resample". Default: 0.
+        at: position whose output is replaced. Default: None, all positions.
+
+    Raises:
+        ValueError: `replace` is unknown, a reference is given for "zero" or is not prompts, or the task has no
+            counterfactual prompts for "counterfactual".
+
+    Not established: with "zero" the layer's bias b_O stays, and TransformerLens' `fold_value_biases` moves a head's
+    value bias into b_O. The effect of "zero" depends on it; the other replacements do not. More:
+    docs/from_transformerlens.md
     """
 
     name = "output"
@@ -70,82 +79,94 @@ class Output(Part):
         super().__post_init__()
         if self.replace not in (None, *_IN_PLACE):
             raise ValueError(
-                f"replace must be None, 'zero', 'mean', 'resample' or 'counterfactual', not {self.replace!r}"
+                f"replace= must be None, 'zero', 'mean', 'resample' or 'counterfactual'; found {shown(self.replace)}"
             )
         if self.reference is not None and self.replace in (None, "zero"):
             raise ValueError(
-                "reference goes with replace='mean', 'resample' or 'counterfactual': zeros are taken from no sequence"
+                f"reference= has no use with replace={shown(self.replace)}: leave it out, or give replace='mean', "
+                "'resample' or 'counterfactual'"
             )
         if self.reference is not None and not isinstance(self.reference, _Reference):
             object.__setattr__(self, "reference", _given(self.reference))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What replaces the output, and of a settled part the hash of the reference."""
+        """Dict for attrs: `replace`, the seed of "resample" and, once prompts are known, the hash of the reference."""
         if self.replace in (None, "zero"):
             return {}
-        known = {"replace": self.replace} | ({"replace_seed": self.seed} if self.replace == "resample" else {})
+        settings = {"replace": self.replace} | ({"replace_seed": self.seed} if self.replace == "resample" else {})
         if isinstance(self.reference, _Reference):
-            known["reference_sha256"] = self.reference.sequences.hashed()
-        return known
+            settings["reference_sha256"] = self.reference.sequences.hashed()
+        return settings
 
     @property
     def noted(self) -> Mapping[str, Any]:
-        """What stands in place of the output."""
+        """Dict with `replace` for the attrs of a sweep."""
         return {"replace": self.replace}
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
+        """Return text that says what replaces the output, such as "replaced by zeros", and an empty dict."""
         return f"replaced by {_IN_PLACE[self.replace or 'zero']}", {}
 
     @property
     def screened(self) -> bool:
-        """Whether what stands in its place is of the prompt alone, or of its pair."""
+        """True if `ablation_sweep(screen="gradient")` can estimate the effect: not for "mean" and "resample".
+
+        Their replacement depends on other prompts of the run.
+        """
         return self.replace not in ("mean", "resample")
 
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
-        """Return which prompts are their own pairs."""
+        """Return a mask, True for prompts that equal their counterfactual, so that nothing changes.
+
+        All False if the replacement is not the counterfactual.
+        """
         if self.replace != "counterfactual":
             return super().idle(tokens)
         return (self.reference.sequences.tokens == tokens).all(1)
 
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> Output:
-        """Return the part with what replaces it decided, its reference packed and sequences drawn.
+        """Return a copy with `replace` decided, the reference tokenized, and a reference row for each of the prompts.
 
-        The reference is the prompts themselves if none was given. Raises ValueError for one sequence that would be its
-        own reference, and to resample unequal lengths.
+        `prompts` are the tokenized prompts of a task; without a reference they serve as reference. Raises ValueError
+        for a single prompt without a reference, and for "resample" with prompts of unequal length.
         """
         if self.replace is None:
-            of_pairs = getattr(prompts, "counterfactual", None) is not None
-            return replace(self, replace="counterfactual" if of_pairs else "zero")._settled(view, prompts)
+            has_pairs = getattr(prompts, "counterfactual", None) is not None
+            return replace(self, replace="counterfactual" if has_pairs else "zero")._settled(view, prompts)
         if self.replace == "zero":
             return self
         if self.replace == "counterfactual":
             return replace(self, reference=_pairs_of(view, prompts, self.reference))
-        given = prompts if self.reference is None else _packed(view, self.reference)
+        reference = prompts if self.reference is None else _packed(view, self.reference)
         n = len(prompts.tokens)
         if self.reference is None and n < 2:
             raise ValueError(
-                f"the task has one sequence, and replace={self.replace!r} takes from the others: give more prompts, or "
-                "reference="
+                f"replace={self.replace!r} needs other sequences, and the task has one: give more prompts, or "
+                "Output(..., reference=)"
             )
         if self.replace == "mean":
-            return replace(self, reference=_Reference(given, None))
-        found = torch.cat([given.lengths, prompts.lengths])
-        shortest, longest = int(found.min()), int(found.max())
+            return replace(self, reference=_Reference(reference, None))
+        lengths = torch.cat([reference.lengths, prompts.lengths])
+        shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest != longest:
             raise ValueError(
-                "replace='resample' takes the output of each position from another sequence, and these have "
-                f"{shortest} to {longest} tokens: give prompts of one length, or replace='mean'"
+                f"replace='resample' needs sequences of one length, and these have {shortest} to {longest} tokens: "
+                "give prompts of one length, or replace='mean'"
             )
-        donors = drawn_donors(n, None if self.reference is None else len(given.tokens), self.seed)
-        return replace(self, reference=_Reference(given, donors))
+        donors = drawn_donors(n, None if self.reference is None else len(reference.tokens), self.seed)
+        return replace(self, reference=_Reference(reference, donors))
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Output]:
-        """Run the reference once, and bind the part to layers. Raises ValueError for a reference that is no prompts."""
+        """Run the reference once and return a dict from layer to the part with the replacement z of its heads.
+
+        `by_layer` is a dict from layer to heads. Raises ValueError for a reference that is not prompts, and for
+        "counterfactual" without counterfactual prompts.
+        """
         if self.replace == "counterfactual" and self.reference is None:
             raise ValueError(
-                "replace='counterfactual' takes what a head writes on the pair of a prompt, and there are none: give a "
-                "Task with counterfactual=, or reference= with a prompt for each row of the run"
+                "replace='counterfactual' needs counterfactual prompts: give task=Task(..., counterfactual=), or "
+                "Output(..., reference=) with a prompt for each row of the run"
             )
         if self.replace in (None, "zero") or self.reference is None:
             return dict.fromkeys(by_layer, self)
@@ -157,10 +178,10 @@ class Output(Part):
         return _from_reference(view, by_layer, self, reference)
 
     def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0) -> Tensor:
-        """Return what replaces the z of these heads, a constant for gradients.
+        """Return the replacement for z of these heads, with the shape of z; gradients do not flow through it.
 
-        Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
-        that it is resampled from.
+        z is the output of the heads before W_O in this run. `run` is not used. Raises ValueError if the replacement
+        needs other sequences and the run has one, or if the lengths or numbers of rows of run and reference do not fit.
         """
         if self.replace in (None, "zero"):
             return torch.zeros_like(z)
@@ -168,8 +189,8 @@ class Output(Part):
         if bound is None:
             if len(z) < 2:
                 raise ValueError(
-                    f"replace={self.replace!r} takes from other sequences of the run, and this run has one: run "
-                    "several at once, or give reference="
+                    f"replace={self.replace!r} needs other sequences, and this run has one: run several at once, or "
+                    "give Output(..., reference=)"
                 )
             reference = z.detach()
         else:
@@ -181,21 +202,23 @@ class Output(Part):
             return mean.to(z).expand_as(z)
         if self.replace == "counterfactual" and donors is not None and len(donors) != len(z):
             raise ValueError(
-                f"replace='counterfactual' has {len(donors)} pairs, and this run has {len(z)} prompts: run the "
-                "prompts of the pairs, all at once"
+                f"replace='counterfactual' has {len(donors)} pairs, and this run has {len(z)} prompts: run all "
+                "prompts of the task in one batch"
             )
         if reference.shape[1] != z.shape[1]:
             raise ValueError(
-                f"replace={self.replace!r} takes the output of each position from another sequence: this run has "
-                f"{z.shape[1]} positions and the reference {reference.shape[1]}; give sequences of one length, or "
-                "replace='mean'"
+                f"replace={self.replace!r} needs a reference of the same length: this run has {z.shape[1]} positions "
+                f"and the reference {reference.shape[1]}; give sequences of one length, or replace='mean'"
             )
         if donors is None:
             donors = drawn_donors(len(z), None if bound is None else len(reference), self.seed)
         return reference[donors.to(reference.device)].to(z)
 
     def of_rows(self, rows: slice) -> Output:
-        """Return the same for a run of some of the sequences that donors and positions are for."""
+        """Return the part for a batch with some of the task's sequences; `rows` are the numbers of these sequences.
+
+        Replacements then belong to these sequences.
+        """
         placed, bound = super().of_rows(rows), self.bound
         if bound is None or bound.donors is None:
             return placed
@@ -204,7 +227,12 @@ class Output(Part):
 
 @dataclass(frozen=True)
 class _Reference:
-    """Packed sequences that replace the output of heads, and which of them does so for each of a run's."""
+    """Sequences whose z (a head's output before W_O) replaces the output of heads.
+
+    Attributes:
+        sequences: the tokenized sequences.
+        donors: for each row of the run, the row of `sequences` that replaces it; None for a mean over all.
+    """
 
     sequences: PackedTokens
     donors: Int[Tensor, "rows"] | None
@@ -212,11 +240,12 @@ class _Reference:
 
 @dataclass(frozen=True, eq=False)
 class _OfHeads:
-    """What an output bound to heads of a layer takes from its reference.
+    """The z (output before W_O) of a reference, for the heads of one layer.
 
-    `z` is the z of the reference, of `heads` in order; for `"mean"` its mean over sequences, with one position where
-    these are of unequal length. `donors` are the reference's sequence for each
-    sequence of the run; None draws them as the model runs.
+    Attributes:
+        heads: the heads, in the order of the third axis of `z`.
+        z: z on each reference sequence; for "mean" its mean over sequences, with one position if their lengths differ.
+        donors: the reference row for each row of the run; None draws rows when the model runs.
     """
 
     heads: list[int]
@@ -225,7 +254,7 @@ class _OfHeads:
 
 
 def _given(reference: Any) -> Any:
-    """Return a reference as the part keeps it, which shares nothing with what was given. Raises ValueError."""
+    """Return a copy of the prompts that a user gave as `reference`. Raises ValueError if they are not prompts."""
     try:
         return given_prompts(reference)
     except (TypeError, ValueError) as error:
@@ -233,6 +262,7 @@ def _given(reference: Any) -> Any:
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:
+    """Return the reference prompts as token ids for a model. Raises ValueError if they are not prompts."""
     try:
         return packed_prompts(view, reference)
     except (TypeError, ValueError) as error:
@@ -240,22 +270,30 @@ def _packed(view: AttentionView, reference: Any) -> PackedTokens:
 
 
 def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Reference:
-    """Return the pair of each prompt: as it is given, else as the task has it. Raises ValueError without any."""
+    """Return the counterfactual of each prompt: from `reference` if given, otherwise from the task.
+
+    `prompts` are the tokenized prompts of the task. Raises ValueError if there are no counterfactuals, or if their
+    lengths differ from the prompts.
+    """
     pairs = getattr(prompts, "counterfactual", None) if reference is None else _packed(view, reference)
     if pairs is None:
         raise ValueError(
-            "replace='counterfactual' needs pairs, and this task has none: give Task(..., counterfactual=)"
+            "replace='counterfactual' needs counterfactual prompts, and this task has none: give Task(..., "
+            "counterfactual=)"
         )
     if pairs.lengths.tolist() != prompts.lengths.tolist():
         raise ValueError(
-            "reference: a pair of each prompt with as many tokens; found lengths "
-            f"{pairs.lengths.tolist()[:6]} for prompts of {prompts.lengths.tolist()[:6]}"
+            "reference= needs one prompt of equal length for each prompt of the run; found lengths "
+            f"{pairs.lengths.tolist()[:6]} for prompts of lengths {prompts.lengths.tolist()[:6]}"
         )
     return _Reference(pairs, torch.arange(len(pairs.tokens)))
 
 
 def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "rows"]:
-    """Draw a sequence of the reference for each of n sequences; None: another one of these n."""
+    """Return a random reference row for each of n sequences, as row numbers.
+
+    `n_reference` is the number of reference rows. None: each sequence gets another one of the same n sequences.
+    """
     stream = torch.Generator().manual_seed(seed)
     if n_reference is None:
         return (torch.arange(n) + torch.randint(1, n, (n,), generator=stream)) % n
@@ -265,9 +303,10 @@ def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "row
 def _from_reference(
     view: AttentionView, by_layer: dict[int, list[int]], part: Output, reference: _Reference
 ) -> dict[int, Output]:
-    """Run the reference once, without gradients and under the hooks on the model, and bind the part to what replaces z.
+    """Run the reference once and return a dict from layer to the part with the z of its heads (or their mean).
 
-    Sequences of unequal length have one mean, over the real tokens of all.
+    `by_layer` is a dict from layer to heads. The run has no gradients and keeps the hooks on the model. Sequences of
+    unequal length have one mean, over all their tokens without padding.
     """
     sequences, how = reference.sequences, part.replace
     even = not sequences.padded
@@ -275,6 +314,7 @@ def _from_reference(
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
 
     def captured_of(batch: slice) -> tuple[slice, dict[str, Tensor]]:
+        """Return the batch and its activations z, by hook name."""
         return batch, capture_until(view, sequences.tokens[batch], names.values(), last=names[max(names)])
 
     rows = rows_of_pass(view, sequences.tokens.shape[1])
@@ -285,11 +325,11 @@ def _from_reference(
                 real = sequences.real[batch, :, None, None].to(z.device)
                 z = (widened(z) * real).sum(0 if even else (0, 1), keepdim=True)
             outputs[layer].append(z)
-    found = {layer: torch.cat(batches) for layer, batches in outputs.items()}
+    replacing = {layer: torch.cat(batches) for layer, batches in outputs.items()}
     if how == "mean":
         count = len(sequences.tokens) if even else int(sequences.lengths.sum())
-        found = {layer: z.sum(0, keepdim=True) / count for layer, z in found.items()}
+        replacing = {layer: z.sum(0, keepdim=True) / count for layer, z in replacing.items()}
     return {
-        layer: replace(part, reference=reference, bound=_OfHeads(heads, found[layer], reference.donors))
+        layer: replace(part, reference=reference, bound=_OfHeads(heads, replacing[layer], reference.donors))
         for layer, heads in by_layer.items()
     }

@@ -1,4 +1,4 @@
-"""What a part of a head is: a value that says what is taken away, and where in a run it acts."""
+"""`Part`, the base class of all parts: which quantity of a head is removed, and where in a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import position_of, positions_by_place
 from tlspectral.models.running.given import numbers
+from tlspectral.user_functions import call_users
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placed:
-    """Acts at one position per sequence, `at`; None means everywhere."""
+    """Base class of objects that act at one token position per sequence, `at`, or at all positions (`at=None`)."""
 
     at: Any = None
 
@@ -33,47 +34,44 @@ class Placed:
             object.__setattr__(self, "at", at)
 
     def placed(self, at: Any) -> Any:
-        """Return a copy that acts at other positions. A class of your own need not be a dataclass."""
+        """Return a copy that acts at the positions `at` (a number, a name, or one number per prompt) instead."""
+        # `copy`, not `replace`, because a user's class may be a plain class.
         moved = copy(self)
         object.__setattr__(moved, "at", at)
         Placed.__post_init__(moved)
         return moved
 
     def of_rows(self, rows: slice) -> Any:
-        """Return the same for a run of some of the sequences that it is settled for."""
+        """Return a copy for a batch with some of the task's sequences; `rows` are the numbers of these sequences.
+
+        With one position per prompt, the copy keeps those of the batch.
+        """
         return self.placed(self.at[rows]) if isinstance(self.at, Tensor) else self
 
     def acts(self, rows: int, n_positions: int) -> Bool[Tensor, "rows pos"] | None:
-        """Return where it acts in a run; None for everywhere.
+        """Return a mask, True at the token positions where it acts in a run of `rows` prompts; None for everywhere.
 
-        Raises ValueError for positions that the run does not have, or of another number of prompts.
+        Raises ValueError for a position behind the end of the run, or if `at` has positions for another number of
+        prompts.
         """
         if self.at is None:
             return None
         at = torch.as_tensor(self.at).reshape(-1)
         if len(at) not in (1, rows):
             raise ValueError(
-                f"at has positions of {len(at)} prompts, and this run has {rows}: run all of them at once, or use "
-                "ablation_sweep, which runs them in batches"
+                f"at= has positions of {len(at)} prompts, and this run has {rows}: run all prompts in one batch, or "
+                "use ablation_sweep, which runs them in batches"
             )
         if int(at.max()) >= n_positions:
-            raise ValueError(f"at={int(at.max())} is no position of this run, which has 0 to {n_positions - 1}")
+            raise ValueError(
+                f"at={int(at.max())} is not a position of this run: give a position from 0 to {n_positions - 1}"
+            )
         return (at[:, None] == torch.arange(n_positions)).expand(rows, -1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Part(Placed):
-    """Take something of a head away: the base of every part, and of a part of your own.
-
-    A part of your own has a `name`, says by `acts_on` where it acts, and has the one function of that place:
-
-    | `acts_on` | function | returns |
-    |---|---|---|
-    | `"scores"` | `of(scores, pairs)` | what is taken from the scaled scores, [batch, heads, pos, pos] |
-    | `"mask"` | `beyond(visible, own)` | the pairs of query and key that a head no longer sees, as `visible` |
-    | `"z"` | `of(z, heads, run)` | what stands in place of z, [batch, pos, heads, d_head] |
-
-    z is what a head hands to its output map. docs/write_your_own.md has one of each.
+    """Base class of all parts of a head. Subclass it for a part of your own.
 
     >>> import tlspectral as tls
     >>> class Half(tls.parts.Part):
@@ -87,15 +85,27 @@ class Part(Placed):
     ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
     0.4
 
+    A part of your own has a `name`, the place where it acts (`acts_on`) and the one method of this place:
+
+    | `acts_on` | method | returns |
+    |---|---|---|
+    | `"scores"` | `of(scores, pairs)` | the part of the scaled scores that is removed, [batch, heads, pos, pos] |
+    | `"mask"` | `beyond(visible, own)` | True where a head no longer sees a key, of the shape of `visible` |
+    | `"z"` | `of(z, heads, run)` | the replacement for z, the heads' output before W_O, [batch, pos, heads, d_head] |
+
     Attributes:
-        at: where it is taken away: None for everywhere; a name of the task's positions, such as `"S2"`; or a position
-            for all prompts or one for each, counted from its first token, negative from its end. It is the position of
-            what a head writes: of a part of the scores, the position of the query.
+        at: token position at which the part is removed: the position where the head writes, so for scores the position
+            of the query. None (default): everywhere. A name of the task's positions, such as "S2"; a number for all
+            prompts; or a list of numbers, one per prompt. Negative numbers count from the end of the prompt.
         name: name of the part in tables and folders.
-        acts_on: what of a head's attention it changes: scores before the softmax; the mask, so that keys are not seen;
-            or z.
-        rotary: whether it is made of rotary pairs, so that layers without them have no such part.
-        needs_tokens: whether it belongs to prompts of its own, so that a run has to show its tokens.
+        acts_on: "scores" (before the softmax), "mask" (which keys are seen) or "z".
+        rotary: True if only layers with rotary positions have this part.
+        needs_tokens: True if the part is for certain prompts, so that a run must show its tokens.
+
+    A part is given to `tls.ablate` or `tls.ablation_sweep`, which raise TypeError or ValueError if the name or the
+    method is missing, or if the method returns another shape.
+
+    More: docs/write_your_own.md, with an example of each kind.
     """
 
     name: ClassVar[str]
@@ -104,66 +114,74 @@ class Part(Placed):
     needs_tokens: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        shown = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        shown = {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
         at = shown.pop("at")
         shown |= {} if at is None else {"at": at}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-    # --- what tables and messages say of it ---
+    # --- for tables and messages ---
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings for `attrs` and the manifest, without those at their default."""
+        """Dict of the part's settings by name, without defaults, for the `attrs` of tables; here empty."""
         return {}
 
     @property
     def noted(self) -> Mapping[str, Any]:
-        """What `attrs` of a sweep have besides, of a settled part."""
+        """Dict of more `attrs` of a sweep, by name, known only after `fixed`; here empty."""
         return {}
 
     def in_words(self, whose: str = "") -> str:
-        """Return what is taken out or replaced, and with which settings."""
+        """Return the part in words for messages, such as "rope_phase of L0H1 taken out (at -1)".
+
+        `whose` names the heads, such as " of L0H1".
+        """
         done, settings = self._done()
         shown = [f"{name} {value}" for name, value in settings.items()]
         shown += [] if self.at is None else [f"at {self.at if isinstance(self.at, int | str) else 'given positions'}"]
         return f"{self.name}{whose} {done}" + (f" ({', '.join(shown)})" if shown else "")
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
+        """Return "taken out" or "replaced", and a dict of the settings to show, for `in_words`."""
         return "replaced" if self.acts_on == "z" else "taken out", self.settings
 
     # --- settled for prompts, and bound to heads ---
 
     def fixed(self, view: AttentionView, prompts: Any) -> Part:
-        """Return the part with all that depends on the model and on the packed prompts of a run settled.
+        """Return a copy for one model and its tokenized prompts, with `at` as numbers and complete `settings`.
 
-        A measurement that shares out its work settles a part once; its `settings` are then complete. Raises ValueError
-        for a position that a prompt does not have.
+        `prompts` are the tokenized prompts of a task. A measurement calls this once, before it divides its work. Raises
+        ValueError for a position that a prompt does not have.
         """
         settled = self._settled(view, prompts)
         return settled if self.at is None else settled.placed(position_of(prompts, self.at))
 
     def _settled(self, view: AttentionView, prompts: Any) -> Part:
-        """Return the part with all but its position settled."""
+        """Return a copy that knows the tokenized prompts it is used on, without changing `at`; here the part itself."""
         return self
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> Mapping[int, Part]:
-        """Bind the part to heads by layer: return a part for each layer, which acts on the same; here itself.
+        """Return a dict from layer to the part that acts there on the heads in `by_layer`; here the part itself.
 
-        Layers on which it removes nothing are left out. Raises UnsupportedArchitecture for a part of rotary pairs on a
-        layer without them.
+        `by_layer` is a dict from layer to heads. Layers where nothing is removed may be left out. Raises
+        UnsupportedArchitecture if the part needs rotary positions and a layer has none.
         """
         for layer in by_layer if self.rotary else ():
             if view.rotary(layer) is None:
                 raise UnsupportedArchitecture(
-                    f"layer {layer}: no rotary positions, so there is no {self.name} to remove"
+                    f"layer {layer}: no rotary positions, so there is no {self.name} to remove: choose heads of other "
+                    "layers, or another part"
                 )
         return dict.fromkeys(by_layer, self)
 
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
-        """Refuse a run of other prompts than the part's, by what passes `AttentionView.tokens_point`. ValueError."""
+        """Raise ValueError if a run has other prompts than this part is for; here nothing is checked.
+
+        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        """
 
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
-        """Return on which prompts of a run a settled part is known to change nothing."""
+        """Return a mask, True for prompts in which this part is known to change nothing; here False for all."""
         return torch.zeros(len(tokens), dtype=torch.bool)
 
     # --- a part of the scores ---
@@ -171,53 +189,59 @@ class Part(Placed):
     def change(
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-        """Return what is added to the scaled scores, before a softcap, and the pairs of tokens that it is meant for.
+        """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that may change.
 
-        `of` gets copies. Raises ValueError unless it returns a score for each pair of tokens, see `returned_scores`.
+        The change is minus the result of `of`, which gets copies of the scores. `allowed` is True for pairs of query
+        and key that the model does not mask. Raises ValueError unless `of` returns a finite score for each of them.
         """
-        given, formula = scores.copied(), cast("Any", self)
-        found = formula.of(given, self.chosen_pairs(given))
-        return -returned_scores(found, scores, allowed, f"of() of the part {self.name!r}"), allowed
+        copied, formula = scores.copied(), cast("Any", self)
+        given = {"scores": copied, "pairs": self.chosen_pairs(copied)}
+        what = f"{type(self).__name__}.of() of the part {self.name!r}"
+        removed = call_users(formula.of, given, what, f"a tensor of shape {tuple(scores.shape)}")
+        return -returned_scores(removed, scores, allowed, what), allowed
 
     def chosen_pairs(self, scores: HeadScores) -> Bool[Tensor, "*of_heads pairs"] | None:
-        """Return the rotary pairs that `of` is asked for, as a mask; None for all."""
+        """Return the mask of rotary pairs that `of` gets as `pairs`; None for all pairs. Here None."""
         return None
 
-    # --- what a sweep compares it with ---
+    # --- the control of a sweep ---
 
     @property
     def beside_heads(self) -> bool:
-        """Whether the control is the same part of other heads of the layer: of the mask and of z."""
+        """True if the control of a sweep is the same part of other heads of the layer (parts of the mask and of z)."""
         return self.acts_on != "scores" or not callable(self.control)
 
     @property
     def screened(self) -> bool:
-        """Whether one backward pass gives a first-order estimate of its effect."""
+        """True if `ablation_sweep(screen="gradient")` can estimate the effect of this part; here True."""
         return True
 
     def draws_of(self, wanted: int) -> int:
-        """Return how many draws a control of so many has; `control` may have fewer that differ."""
+        """Return the number of random controls per head if a sweep wants `wanted`; here `wanted` itself.
+
+        A subclass returns fewer if no more controls differ.
+        """
         return wanted
 
     def control(
         self, removal: Removal, which: list[int], seeds: list[list[int]]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return random scores that a sweep removes in place of this part, for each draw.
+        """Return random changes of the scaled scores, one for each random control ("draw"), for a part of the scores.
 
-        They are `q O k^T`, with bias-free queries and keys before rotation and one random orthogonal O per draw, scaled
-        to the RMS of the part over the pairs of tokens of each sequence. A sweep does not call this for a part of the
-        mask or of z: their control is the same part of other heads of the layer. Write `control = "heads"` in your own
-        class to have that control for a part of the scores.
+        Each change is q O k^T: q and k are queries and keys without bias before rotation, O is a random orthogonal
+        matrix. It is scaled to the RMS that the part has in the same sequence. Parts of the mask or of z do not use
+        this method: their control is the same part of other heads of the layer. A class for scores gets that control
+        with `control = "heads"`.
 
         Args:
-            removal: the part as it is removed from heads in this run.
-            which: for each draw, the index of its head among the heads of `removal`.
-            seeds: for each draw, the seed of its random matrix.
+            removal: the change that the part itself makes to some heads in this run.
+            which: for each draw, the index of its head on the second axis of `removal.difference`.
+            seeds: for each draw, the seed of its random matrix, as a list of numbers.
         """
         assert removal.scores is not None
         assert removal.allowed is not None
         width = removal.scores.query.content.shape[-1]
-        frames = torch.stack([haar_frame(width, width, one) for one in seeds])
+        frames = torch.stack([haar_frame(width, width, seed) for seed in seeds])
         allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
         drawn = self.drawn(removal.scores, which, frames)
         own_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
@@ -226,15 +250,20 @@ class Part(Placed):
     def drawn(
         self, scores: HeadScores, which: list[int], frames: Float[Tensor, "drawn d d"]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return random scores of some heads, of any size. `frames` are random orthogonal matrices, one for each."""
+        """Return q O k^T for each random control, not yet scaled to the RMS of the part.
+
+        q and k are queries and keys without bias before rotation. `which` are indices of heads in `scores` and `frames`
+        the random orthogonal matrices O, one for each control.
+        """
         query, key = scores.query.content[:, which], scores.key.content[:, which]
         return query @ frames.to(query) @ key.mT
 
     def control_pairs(
         self, geometry: RotaryGeometry | None, heads: list[int]
     ) -> tuple[Bool[Tensor, "heads pairs"], list[int]] | None:
-        """Return the rotary pairs of each head for which random sets of equal RMS stand in, and what seeds add.
+        """Return None: random controls come from the method `control`. `Band` overrides this method.
 
-        None for a part whose control is not drawn in this way, but by `control`.
+        There it returns a mask of the rotary pairs of each of the `heads`, for which a sweep draws random sets of pairs
+        with the same RMS, and a list of numbers that are added to the seeds of these sets.
         """
         return None

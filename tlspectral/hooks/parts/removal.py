@@ -1,4 +1,4 @@
-"""What removing a part changes in a run: the change itself, its size, and the check of what a part returns."""
+"""`Removal`, the change that a removed part makes to a layer, and checks of the scores that a part returns."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,13 @@ from tlspectral.user_functions import not_finite, returned_tensor
 
 @dataclass(frozen=True)
 class Removal:
-    """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
+    """The change that a part makes to some heads of a layer in one run, for code that records or replaces it.
 
-    `difference` is added to the scaled scores, before a softcap; of a part of z it is added to z. `allowed` are pairs
-    of tokens that the model does not mask, and `scores` the scores that the part belongs to; both None for z.
+    Attributes:
+        difference: the tensor that is added to the scaled scores before a softcap, [batch, heads, pos, pos]; for a part
+            that acts on z (a head's output before W_O), added to z, [batch, heads, pos, d_head].
+        allowed: True for pairs of query and key that the model does not mask; None for a part of z.
+        scores: queries and keys of these heads in the run; None for a part of z.
     """
 
     difference: Float[Tensor, "batch heads pos width"]
@@ -26,7 +29,7 @@ class Removal:
 def root_mean_square(
     scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
 ) -> Float[Tensor, "batch heads"]:
-    """Return the root mean square over the allowed pairs of each sequence."""
+    """Return the root mean square of scores over the pairs of tokens where `allowed` is True, [batch, heads]."""
     square = (scores * allowed).square().sum((-2, -1))
     return (square / allowed.sum((-2, -1))).sqrt()
 
@@ -34,13 +37,14 @@ def root_mean_square(
 def returned_scores(
     values: Any, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"], function: str
 ) -> Float[Tensor, "batch heads pos pos"]:
-    """Return what a part made of scores, in their type, with 0 in place of infinities at masked pairs of tokens.
+    """Check the scores that a user's part returned, and return them with the dtype of the run's scores.
 
-    `function` names the part's function for the message. Raises ValueError for another shape, type or device, for NaN,
-    and for infinite numbers at pairs of tokens that the model does not mask.
+    `values` is the returned object, `function` its name for messages, such as "of() of the part 'half'". Infinities at
+    masked pairs of tokens become 0. Raises ValueError for another shape, type or device, for NaN, and for infinite
+    numbers at pairs that the model does not mask (`allowed` is False where it masks).
     """
-    said = f"{function} returns a score for each pair of tokens, [batch, heads, pos, pos]"
-    part = returned_tensor(values, scores.shape, said, kind="floating-point numbers", like=scores.query.whole)
+    expected = f"{function} must return a score for each pair of tokens, [batch, heads, pos, pos]"
+    part = returned_tensor(values, scores.shape, expected, kind="floating-point numbers", like=scores.query.whole)
     wrong = not_finite(part)
     if wrong is None:
         return part
@@ -49,7 +53,7 @@ def returned_scores(
     if len(seen):
         row, head, query, key = seen[0].tolist()
         raise ValueError(
-            f"{said}, which are finite; found {part[row, head, query, key].item()} for query {query} and key {key} of "
-            f"row {row}, head {scores.heads[head]} of the layer"
+            f"{expected}, finite wherever the key is not masked; found {part[row, head, query, key].item()} for query "
+            f"{query} and key {key} of row {row}, head {scores.heads[head]} of the layer"
         )
     return part.masked_fill(masked, 0.0)

@@ -1,1 +1,1 @@
-"""Effects of ablations: sweeps over all heads, their summary, bands of rotary frequencies."""
+"""Sweeps: ablate one head after the other, summarise the effects, and ablate bands of rotary frequencies."""

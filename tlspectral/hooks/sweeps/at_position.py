@@ -1,7 +1,7 @@
-"""Values without a part of each head at one position of each sequence: queries from there on are run alone.
+"""Ablate heads at one position of each sequence; only queries from this position on are run again.
 
-What a head writes at the position is computed without the part from one run of its layer, for all heads together. It is
-then put in the place of what the head writes in runs that begin at that layer and position, several in a batch.
+One run of a layer gives z (a head's output before W_O) without the part, for all its heads together. Then runs that
+begin at this layer and position are made, several in a batch; in each run z of one head is replaced.
 """
 
 from functools import partial
@@ -23,36 +23,43 @@ from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_val
 def effects_at_position(
     run: ContinuedRun, sequences: TaskSequences, at: Int[Tensor, "sequences"], layers: list[LayerReplays]
 ) -> list[LayerEffects]:
-    """Ablate heads of some layers in turn, by parts that act at one position of each sequence."""
+    """Ablate the heads of `layers` one at a time, at position `at` of each sequence; return the effects per layer.
+
+    `run` is the run without ablation, from which layers are run again.
+    """
     view = run.view
     with evaluating(view.model):
-        written = [_written(run, at, replays) for replays in layers]
+        z_of_layers = [_z_without(run, at, replays) for replays in layers]
         replays = [
-            Replays(one.layer, len(one.replays), partial(_putting, run, at, one, of_layer))
-            for one, of_layer in zip(layers, written, strict=True)
+            Replays(layer.layer, len(layer.replays), partial(_putting, run, at, layer, z))
+            for layer, z in zip(layers, z_of_layers, strict=True)
         ]
         return by_layer(layers, replayed_values(run, sequences, replays))
 
 
-def _written(
+def _z_without(
     run: ContinuedRun, at: Int[Tensor, "sequences"], replays: LayerReplays
 ) -> Float[Tensor, "replays sequences d_head"]:
-    """Return z of the head of each replay at the position, without the part."""
+    """Return z (output before W_O) without the part, or without a random control, at position `at` of each sequence.
+
+    Axis 0 has the runs of `replays`, each with one head ablated.
+    """
     view, layer, names = run.view, replays.layer, run.view.hook_names(replays.layer)
     require_honoured(view, layer, "z")
     by_draw = [slice(draw, None, replays.drawn + 1) for draw in range(replays.drawn + 1)]  # every head once
 
     def of_batch(batch: slice) -> Tensor:
-        found: Any = None
+        z_of_replays: Any = None
         for chunk in by_draw:
-            hooks = replays.hooks(chunk, batch, stacked=False)  # whose proofs are whole passes
+            hooks = replays.hooks(chunk, batch, stacked=False)  # made first: it runs whole passes as proofs
             with run.intact.begun(layer, batch), view.hooks_on(hooks):
-                # Some layers hand on an edited pattern behind z.
+                # Run to the end of attention: in some layers the hook on the pattern acts after z.
                 z = capture_until(view, run.intact.tokens[batch], [names["z"]], last=names["attention_out"])[names["z"]]
             z = z.reshape(*z.shape[:2], view.n_heads(layer), -1)[range(len(z)), at[batch]]
-            found = z.new_empty(len(replays.replays), len(z), z.shape[-1]) if found is None else found
-            found[chunk] = z[:, replays.heads].transpose(0, 1)
-        return found
+            if z_of_replays is None:
+                z_of_replays = z.new_empty(len(replays.replays), len(z), z.shape[-1])
+            z_of_replays[chunk] = z[:, replays.heads].transpose(0, 1)
+        return z_of_replays
 
     return torch.cat([*replays.sequences.in_batches(view, of_batch)], dim=1)
 
@@ -61,19 +68,23 @@ def _putting(
     run: ContinuedRun,
     at: Int[Tensor, "sequences"],
     replays: LayerReplays,
-    written: Float[Tensor, "replays sequences d_head"],
+    z_without: Float[Tensor, "replays sequences d_head"],
     chunk: slice,
     batch: slice,
 ) -> list[Hook]:
-    """Return the hook that puts what the heads of some replays write at the position of some sequences."""
+    """Return a list with the hook that sets z of the ablated heads at the position, on the sequences `batch`.
+
+    `chunk` selects runs of `replays`, each with one head ablated and its own copy of the batch. `z_without` is z
+    (output before W_O) after the ablation.
+    """
     n_heads = run.view.n_heads(replays.layer)
-    what, places = written[chunk, batch].flatten(0, 1), at[batch] - run.first
+    new_z, places = z_without[chunk, batch].flatten(0, 1), at[batch] - run.first
     heads = torch.tensor([head for head, _ in replays.replays[chunk]]).repeat_interleave(len(places))
     places = places.repeat(len(heads) // len(places))
 
     def put(z: Tensor, hook: Any) -> Tensor:
         by_head = z.reshape(*z.shape[:2], n_heads, -1).clone()
-        by_head[torch.arange(len(heads)), places, heads] = what
+        by_head[torch.arange(len(heads)), places, heads] = new_z
         return by_head.reshape(z.shape)
 
     return [(run.view.hook_names(replays.layer)["z"], put)]

@@ -1,4 +1,4 @@
-"""`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
+"""`band_effects`: effects of removing a head's high, middle or low rotary frequencies, compared with random sets."""
 
 from __future__ import annotations
 
@@ -30,29 +30,28 @@ BAND_EFFECTS = Schema(
     (
         *HEAD,
         *columns("""
-            band             | label         | Third of the frequencies that was dropped: high (the fastest pairs),
-                             |               | middle or low.
-            position?        | label         | Where the band was dropped, as it was asked for. With at=.
-            first            | index         | The band's first frequency, the head's pairs sorted from fast to slow.
-            last             | index         | The band's last frequency in that order.
-            delta            | of the metric | Value without the band's contribution to the scores less the intact one.
-            delta_se         | of the metric | Standard error of delta over sequences, paired with the intact run.
-            score_rms        | logit         | RMS of the band's contribution to the scaled scores over unmasked pairs.
-            random_delta     | of the metric | As delta, mean over random sets of frequencies. NaN without a set, as
-                             |               | what follows.
-            random_delta_se  | of the metric | Standard error of random_delta over sets and sequences; NaN for one set.
-            random_delta_min | of the metric | Smallest effect of a random set, mean over sequences.
-            random_delta_max | of the metric | Largest effect of a random set, mean over sequences.
-            control_excess   | of the metric | |delta| less the mean over random sets of |their effect|.
-            control_p        | probability   | (1 + sets with an effect as large as delta) / (1 + sets), in absolute
-                             |               | values.
-            control_p_floor  | probability   | Smallest possible control_p, 1 / (1 + random_draws).
-            excess_z         | SD of draws   | delta less random_delta, over the standard deviation of the effects of
-                             |               | the random sets; NaN with draws below 19, and where these are equal.
-            random_score_rms | logit         | As score_rms, mean over random sets.
-            random_overlap   | share         | RMS of the band's own frequencies in a set over that of the band, mean
-                             |               | over sets.
-            random_draws     | count         | Different random sets that were found.
+            band              | label         | Removed third of the frequencies: high (the fastest), middle or low.
+            position?         | label         | Position at which the band was removed, as given in at=. With at=.
+            first             | index         | The band's first frequency, the head's pairs sorted from fast to slow.
+            last              | index         | The band's last frequency in that order.
+            delta             | of the metric | Value without the band's part of the scores minus the intact value.
+            delta_se          | of the metric | Standard error of delta over sequences, paired with the intact run.
+            score_rms         | logit         | RMS of the band's contribution to the scaled scores over unmasked pairs.
+            control_delta     | of the metric | As delta, mean over random sets of frequencies. Without a set, this and
+                              |               | later columns are NaN, and control_draws is empty.
+            control_delta_se  | of the metric | Standard error of control_delta over sets and sequences; NaN for 1 set.
+            control_delta_min | of the metric | Smallest effect of a random set, mean over sequences.
+            control_delta_max | of the metric | Largest effect of a random set, mean over sequences.
+            control_excess    | of the metric | |delta| minus the mean over random sets of |their effect|.
+            control_p         | probability   | (1 + sets with an effect as large as delta) / (1 + sets), in absolute
+                              |               | values.
+            control_p_floor   | probability   | Smallest possible control_p, 1 / (1 + sets).
+            control_draws     | numbers       | Effects of the random sets that were found, each mean over sequences.
+            excess_z          | SD of draws   | delta minus control_delta, divided by the standard deviation of
+                              |               | control_draws; NaN with draws below 19, and where these are equal.
+            control_rms       | logit         | As score_rms, mean over random sets.
+            control_overlap   | share         | RMS of the band's own frequencies in a set, divided by the RMS of the
+                              |               | band; mean over sets.
         """),
     ),
     "`tls.hooks.band_effects`",
@@ -70,38 +69,43 @@ def band_effects(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Remove each third of a head's rotary frequencies in turn, and random sets of frequencies of equal RMS.
+    """Remove each third of a head's rotary frequencies in turn, and compare with random sets of equal size.
 
-    The rows are what `ablation_sweep` measures for `Band("high")`, `Band("middle")` and `Band("low")`, beside their
-    control.
+    Use it to see which frequencies a head needs. Example: an induction head needs the slower two thirds.
 
     >>> import tlspectral as tls
     >>> bands = tls.hooks.band_effects(tls.load_model("tiny-rope"), "L1H0", draws=0)
     >>> bands["band"][bands["delta"] > 0.5].tolist()
     ['middle', 'low']
 
+    The numbers are those of `ablation_sweep(control="random")` for `Band("high")`, `Band("middle")` and `Band("low")`.
+
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: as in `ablate`.
-        task, at, folder, n_jobs: as in `ablation_sweep`.
-        draws: random sets per band. 19 reach a `control_p` of .05, and some bands find fewer: see `control_p_floor`.
+        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a DataFrame with `layer` and `head`.
+        task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
+        at: positions of the task, names or numbers: bands are removed at each alone, a row for each. Default:
+            everywhere.
+        draws: random sets of frequencies per band. Default: 5. 19 allow a `control_p` of .05; some bands find fewer
+            sets, see `control_p_floor`.
+        folder: keeps finished layers; the same call resumes from it. n_jobs: number of workers.
         seed: of the sets and of the task's sequences.
 
     Returns:
-        DataFrame, one row per head and band. Columns: `layer, head, name, band, position?, first, last, delta,
-        delta_se, score_rms, random_delta, random_delta_se, random_delta_min, random_delta_max, control_excess,
-        control_p, control_p_floor, excess_z, random_score_rms, random_overlap, random_draws`.
+        DataFrame, a row per head and band. Columns: `layer, head, name, band, position?, first, last, delta, delta_se,
+        score_rms, control_delta, control_delta_se, control_delta_min, control_delta_max, control_excess, control_p,
+        control_p_floor, control_draws, excess_z, control_rms, control_overlap`. `delta` is the metric without the band
+        minus the intact value; `control_p` is the share of random sets (the band included) with an effect as large.
 
     Raises:
-        BadHead: a head that does not exist.
-        UnsupportedArchitecture: a layer without rotary positions.
+        BadHead: a head does not exist.
+        UnsupportedArchitecture: a layer has no rotary positions.
         IncompatibleCheckpoint: the folder holds bands of another model, task or settings.
-        ValueError: fewer than three frequencies, `draws` that are no number, positions that the task does not have, or
-            prompts that the task refuses.
+        ValueError: a head has fewer than three frequencies, `draws` is not a number, or the task does not fit.
 
-    What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
-    effects of the three bands do not add up to the effect of the head. Where `random_overlap` is near 1, as in a head
-    with one dominant frequency, a random set is almost the band itself and cannot serve as a control.
+    Not established: that the head was trained to use the band. Effects of the three bands do not add up to the effect
+    of the head, because frequencies act together in a softmax. Where `control_overlap` is near 1 (a head with one
+    dominant frequency), a random set is almost the band itself and is not a control.
     """
     with measured(model) as view:
         bands = [Band(band) for band in BANDS]
@@ -111,7 +115,7 @@ def band_effects(
         sequences = task_sequences(view, chosen_task)
         draws = counted(draws, 0, "draws is how many random sets each band has")
         asked, placed = placed_parts(view, sequences, bands, listed_positions(at))
-        positions = {} if at is None else {"positions": {str(name): one.tolist() for name, one in asked}}
+        positions = {} if at is None else {"positions": {str(name): places.tolist() for name, places in asked}}
         measurement = Measurement(
             BAND_EFFECTS,
             {"task": sequences.name, "draws": draws, "seed": seed, **positions},
@@ -138,9 +142,11 @@ def band_effects(
         rows = []
         for place, job in jobs:
             band, index = divmod(place, max(1, len(asked)))
-            table = _beside_random(tables[job.name])
+            table = _with_control(tables[job.name])
             thirds = [np.array_split(np.arange(n_pairs[layer]), len(BANDS))[band] for layer in table["layer"]]
-            table = table.assign(band=BANDS[band], first=[one[0] for one in thirds], last=[one[-1] for one in thirds])
+            table = table.assign(
+                band=BANDS[band], first=[third[0] for third in thirds], last=[third[-1] for third in thirds]
+            )
             rows.append(table if at is None else table.assign(position=str(asked[index][0])))
         frame = stacked(rows).sort_values(["layer", "head"], kind="stable", ignore_index=True)
         known = [column.name.rstrip("?") for column in BAND_EFFECTS.columns]
@@ -154,24 +160,17 @@ def band_effects(
         )
 
 
-_FROM_SWEEP = {
-    "random_delta": "control_delta",
-    "random_delta_se": "control_delta_se",
-    "control_excess": "control_excess",
-    "control_p": "control_p",
-    "control_p_floor": "control_p_floor",
-    "excess_z": "excess_z",
-    "random_score_rms": "control_rms",
-    "random_overlap": "control_overlap",
-}
+_OF_CONTROL = ("control_delta", "control_delta_se", "control_excess", "control_p", "control_p_floor", "excess_z",
+    "control_rms", "control_overlap")  # fmt: skip
+"""Columns of a sweep's control that are NaN in rows without a control."""
 
 
-def _beside_random(table: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of a sweep with what is said here of the random sets, NaN without a set."""
+def _with_control(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a sweep with all columns of the control (random sets); they are NaN where no set was found."""
     effects = [list(drawn) for drawn in table["control_draws"]] if "control_draws" in table else [[]] * len(table)
     return table.assign(
-        **{name: table.get(column, np.nan) for name, column in _FROM_SWEEP.items()},
-        random_delta_min=[min(drawn, default=np.nan) for drawn in effects],
-        random_delta_max=[max(drawn, default=np.nan) for drawn in effects],
-        random_draws=[len(drawn) for drawn in effects],
+        **{name: table.get(name, np.nan) for name in _OF_CONTROL},
+        control_delta_min=[min(drawn, default=np.nan) for drawn in effects],
+        control_delta_max=[max(drawn, default=np.nan) for drawn in effects],
+        control_draws=effects,
     )

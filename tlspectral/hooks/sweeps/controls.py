@@ -1,6 +1,6 @@
-"""What a sweep removes in the place of a part, of equal size, where `Part.control` does not draw it in the run.
+"""Controls of sweeps that are drawn before the run: random sets of rotary pairs, and other heads.
 
-That is random sets of rotary pairs, and other heads.
+Other controls, random parts of equal size, are drawn by `Part.control` during the run.
 """
 
 from dataclasses import replace
@@ -25,16 +25,16 @@ from tlspectral.tasks.task_sequences import TaskSequences
 HeadSet = list[tuple[int, int]]
 
 SETS = 19
-"""Random sets of a control, with which the smallest p is .05."""
+"""Default number of random sets of a control. With 19 the smallest p is .05."""
 
-_TRIES = 200  # orders of the frequencies tried for one random set
-_TOLERANCE = 0.1  # of the RMS that a random set may differ by
+_TRIES = 200  # random orders of the frequencies that are tried per set
+_TOLERANCE = 0.1  # the RMS of a random set may differ by this share
 
 
 def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
-    """Return a removal in a run of these sequences, with allowed pairs limited to those without padding.
+    """Return the removal with `allowed` False for padding tokens. `batch` are the sequences of the run.
 
-    Padding follows the sequence, so only queries of padding see keys of padding: masking queries is enough.
+    Padding follows the sequence, so only padding queries see padding keys, and masking these queries is enough.
     """
     if removal.allowed is None or not sequences.padded:
         return removal
@@ -46,9 +46,12 @@ def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Remova
 
 
 class FrequencySets(NamedTuple):
-    """Random sets of the rotary pairs of one head, whose contribution to its scores has the RMS of a band's.
+    """Random sets of rotary pairs of one head that contribute as much to its scores as a band does (equal RMS).
 
-    `overlap` is the RMS of the band's own pairs in a set over the RMS of the band, mean over sets; NaN without a set.
+    Attributes:
+        masks: a mask over the head's rotary pairs per set.
+        overlap: RMS of the band's own pairs that are in a set, divided by the RMS of the band; mean over sets. NaN
+            without a set.
     """
 
     masks: list[Bool[np.ndarray, "pairs"]]
@@ -65,31 +68,32 @@ def frequency_sets(
     draws: int,
     seed: int,
 ) -> list[FrequencySets] | None:
-    """Return one `FrequencySets` per head: up to `draws` random sets of rotary frequencies with about the part's RMS.
+    """Return for each head up to `draws` random sets of rotary pairs with about the RMS of the part (a `Band`).
 
-    Return None for all heads if the part's control is not made of such sets. `equal_sets` says how they are drawn.
+    Return None if the part has another kind of control. `equal_sets` says how sets are drawn.
     """
-    of_heads = part.control_pairs(layer.rotary, heads)
-    if of_heads is None:
+    pairs_of_heads = part.control_pairs(layer.rotary, heads)
+    if pairs_of_heads is None:
         return None
-    (own, named), found = of_heads, []
+    (own, named), sets_of_heads = pairs_of_heads, []
     products_of_heads = _score_products(view, sequences, layer, heads, part.at)
     for head, chosen, products in zip(heads, own.numpy(), products_of_heads, strict=True):
         sets = equal_sets(products, chosen, draws, np.random.default_rng([seed, layer.layer, head, *named]))
-        shared = [_set_rms(products, one & chosen) for one in sets]
-        found.append(FrequencySets(sets, float(np.mean(shared) / _set_rms(products, chosen)) if sets else np.nan))
-    return found
+        shared = [_set_rms(products, drawn & chosen) for drawn in sets]
+        overlap = float(np.mean(shared) / _set_rms(products, chosen)) if sets else np.nan
+        sets_of_heads.append(FrequencySets(sets, overlap))
+    return sets_of_heads
 
 
 def equal_sets(
     products: Float64[np.ndarray, "pairs pairs"], band: Bool[np.ndarray, " pairs"], draws: int, rng: np.random.Generator
 ) -> list[Bool[np.ndarray, "pairs"]]:
-    """Draw random sets of frequencies whose joint contribution to the scores has the RMS of a band's.
+    """Draw up to `draws` different random sets of rotary pairs whose contribution to the scores has the RMS of a band.
 
-    Fewer than `draws` are returned if not enough are found.
-
-    `products` are mean products of the contributions of two frequencies over all unmasked pairs of tokens, so that
-    `m^T products m` is the mean square of the contribution of a set m.
+    `products[s, t]`: product of the contributions of the pairs s and t, mean over unmasked pairs of tokens. The sum of
+    `products` over a set is the mean square of its contribution. `band`: mask of the band's own pairs. A set is the
+    beginning of a random order, cut where its RMS is nearest to the band's, and kept if it is within 10 %. Returns a
+    list of masks over rotary pairs.
     """
     wanted = _set_rms(products, band)
     sets: list[np.ndarray] = []
@@ -110,6 +114,10 @@ def equal_sets(
 
 
 def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarray, "pairs"]) -> float:
+    """Return the RMS, in logits, of the contribution of the chosen rotary pairs to the scores.
+
+    `products` are the mean products of the contributions of every two pairs.
+    """
     # Rounding can make the mean square slightly negative.
     return float(np.sqrt(max(products[np.ix_(chosen, chosen)].sum(), 0.0)))
 
@@ -117,10 +125,9 @@ def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarr
 def _score_products(
     view: AttentionView, sequences: TaskSequences, layer: AttentionLayer, heads: list[int], at: Any
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
-    """Compute the mean products of the contributions of every two frequencies to the scaled scores.
+    """Return the mean product of the contributions of every two rotary pairs to the scaled scores, for each head.
 
-    The mean is over the unmasked pairs of tokens of a sequence, the pairs of the query `at` if there is one, and then
-    over sequences.
+    The mean is over unmasked pairs of tokens of a sequence (with `at`: pairs with this query), then over sequences.
     """
     assert layer.rotary is not None
     n_pairs = layer.rotary.n_pairs
@@ -129,7 +136,7 @@ def _score_products(
     of_batch = torch.zeros_like(total)
 
     def add_products(removal: Removal) -> Tensor:
-        """Add each sequence's mean products to the batch's, and remove nothing."""
+        """Add each sequence's mean products to `of_batch`, and return zeros: nothing is removed."""
         removal = unpadded(removal, sequences, batch)
         assert removal.scores is not None
         assert removal.allowed is not None
@@ -142,13 +149,14 @@ def _score_products(
             )  # [pairs, unmasked pairs of tokens]
             products = in_float64(products)
             per_sequence = unmasked.sum((-2, -1)).to(products.device)
-            weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
+            weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # one per unmasked pair of tokens
             of_batch[index] += (products * weights @ products.T).cpu()
         return torch.zeros_like(removal.difference)
 
     every = Band(range(n_pairs), at=at)
 
     def products_of(sequences_run: slice) -> Tensor:
+        """Return the sum over some sequences of their mean products."""
         nonlocal batch
         batch = sequences_run
         of_batch.zero_()
@@ -156,8 +164,8 @@ def _score_products(
         run_until(view, sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
         return of_batch
 
-    for found in sequences.in_batches(view, products_of):
-        total += found
+    for summed_products in sequences.in_batches(view, products_of):
+        total += summed_products
     return (total / len(sequences.tokens)).numpy()
 
 
@@ -165,26 +173,30 @@ def _score_products(
 
 
 def other_sets(n_heads: dict[int, int], by_layer: dict[int, list[int]]) -> int:
-    """Return how many other sets there are with as many heads of each layer as those given by layer."""
+    """Return the number of sets of heads, other than `by_layer`, with as many heads in each layer.
+
+    `n_heads` has the number of all heads of each layer, `by_layer` the heads of the set.
+    """
     return prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
 
 
 def head_sets(
     n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
 ) -> list[HeadSet]:
-    """Draw random sets with as many heads of each layer as those given by layer; `n_heads` are all of each layer.
+    """Draw `draws` random sets with as many heads in each layer as `by_layer`; all such sets if there are fewer.
 
-    Sets differ from each other and from the given one, and are drawn uniformly from all such sets, so they may share
-    heads with it, though not all. Drawn from the other heads alone, they would make one head of large effect count in
-    the given set and never in the control, and randomly chosen heads would have a small p too often. Returned are all
-    sets there are, if these are fewer than `draws`. Raises ValueError for all heads of their layers.
+    A set is a list of (layer, head). `n_heads`: number of all heads by layer. Sets are drawn uniformly from all sets
+    but the given one, so they may share some heads with it. Raises ValueError if `by_layer` holds all heads of its
+    layers.
     """
+    # Sets of other heads only would be biased: one head with a large effect would count in the given set and never in
+    # the control, and randomly chosen heads would have a small p too often.
     others = other_sets(n_heads, by_layer)
     if not others:
         names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
         raise ValueError(
-            f"{names}: these are all heads of their layers, so there are no other heads to compare with: leave the "
-            "control out"
+            f"{names}: these are all heads of their layers, so no other heads are left for the control: leave "
+            "control= out"
         )
     sets = [[(layer, head) for layer, heads in by_layer.items() for head in sorted(heads)]]
     seen = {tuple(sets[0])}
@@ -201,7 +213,10 @@ def head_sets(
 
 
 def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:
-    """Draw up to `draws` other heads of the layer for each of the heads, as its control. Raises as `head_sets`."""
+    """Return, for each of the heads, a list of up to `draws` other random heads of the layer: its control.
+
+    Raises ValueError for a layer with one head.
+    """
     n_heads = {layer: view.n_heads(layer)}
     drawn = [head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head])) for head in heads]
     return [[other for ((_, other),) in sets] for sets in drawn]

@@ -1,6 +1,7 @@
-"""Values of a metric without a part of each head of some layers or of sets of heads, beside their controls' values.
+"""Evaluate a metric without a part of each head (or set of heads), and with the control removed instead.
 
-Blocks are replayed from the layer of a head or the first of a set, several of them in a batch.
+A replay is a run of the model from the layer of the head on (or the first layer of the set), with one head or set
+ablated. Several replays share a batch.
 """
 
 from collections.abc import Mapping
@@ -35,11 +36,14 @@ from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_val
 
 @dataclass(frozen=True)
 class LayerEffects:
-    """Values of a metric with a layer's heads ablated; `controls` with a random part of equal size removed instead.
+    """Values of a metric on each sequence with each head of a layer ablated.
 
-    `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
-    sequences; NaN for a part of the mask or of z. Controls that were not found are NaN, and `control_columns` say more
-    of them, by name.
+    Attributes:
+        values: the metric when the part is removed from the head.
+        score_rms: root mean square of the removed part in logits, over unmasked pairs of tokens and sequences. NaN for
+            a part of the mask or of z.
+        controls: the metric when a random control is removed instead; NaN for controls that were not found.
+        control_columns: further columns on the control, by name.
     """
 
     values: Float64[np.ndarray, "heads sequences"]
@@ -50,10 +54,18 @@ class LayerEffects:
 
 @dataclass(frozen=True)
 class LayerReplays:
-    """Ablations of the heads of a layer one by one, by a part that is bound to them: replays, to be run in any order.
+    """All ablations of the heads of one layer, one head at a time, to be run in any order.
 
-    A replay is a head and either the part itself (draw -1) or a random part of equal size. `squares` are the mean
-    squares of what was removed.
+    A replay is a run of the model from this layer on with one head ablated.
+
+    Attributes:
+        view: the model.
+        sequences: the prompts and metric of the task.
+        layer: index of the layer.
+        heads: heads to ablate.
+        part: the removed part, prepared for the heads.
+        draws: number of random controls per head.
+        seed: seed of the controls.
     """
 
     view: AttentionView
@@ -66,7 +78,10 @@ class LayerReplays:
 
     @cached_property
     def sets(self) -> dict[int, FrequencySets]:
-        """Random sets of rotary pairs by head, if these are the control; there can be fewer than `draws`."""
+        """Dict from head to its random sets of rotary pairs; empty if the part has another control.
+
+        A head can have fewer sets than `draws`.
+        """
         if not self.draws:
             return {}
         drawn = frequency_sets(
@@ -76,17 +91,20 @@ class LayerReplays:
 
     @cached_property
     def drawn(self) -> int:
-        """Draws of each head that are run."""
-        return max((len(one.masks) for one in self.sets.values()), default=self.draws)
+        """Number of random controls per head that are run; fewer than `draws` if no more were found."""
+        return max((len(drawn.masks) for drawn in self.sets.values()), default=self.draws)
 
     @cached_property
     def replays(self) -> list[tuple[int, int]]:
-        """Head and draw of each replay."""
+        """List of (head, draw), one for each run; draw -1 removes the part itself, draw 0, 1, ... a random control."""
         return [(head, draw) for head in self.heads for draw in range(-1, self.drawn)]
 
     @cached_property
     def squares(self) -> Float64[Tensor, "replays sequences"]:
-        """Mean square of what each replay removes from the scores of each sequence, as far as it ran; NaN without."""
+        """Mean square, in logits, that each run removes from the scores of each sequence; the hooks fill it in.
+
+        NaN for parts that do not act on scores.
+        """
         return torch.full(
             (len(self.replays), len(self.sequences.tokens)), 0.0 if self._scored else torch.nan, dtype=torch.float64
         )
@@ -100,8 +118,11 @@ class LayerReplays:
         return self.view.layer(self.layer)
 
     def hooks(self, chunk: slice, batch: slice, *, stacked: bool = True) -> list[Hook]:
-        """Return the hooks of some replays on some sequences: each on its copy, or all at once (not `stacked`)."""
-        self.squares[chunk, batch] *= 0.0  # of a run that memory ran out in; NaN stays
+        """Return hooks for the runs `chunk` (a slice of `replays`) on the sequences `batch`; each run ablates one head.
+
+        `stacked`: each run has its own copy of the batch; otherwise all heads are ablated in one copy.
+        """
+        self.squares[chunk, batch] *= 0.0  # forget a run that ran out of memory; NaN stays NaN
         heads = [head for head, _ in self.replays[chunk]]
         ablation = LayerAblation(self.view, self._folded, heads, self.part.of_rows(batch), stacked=stacked)
         if self._scored:
@@ -109,7 +130,10 @@ class LayerReplays:
         return ablation.hooks()
 
     def _altered(self, chunk: slice, batch: slice, removal: Removal) -> Tensor:
-        """Substitute random parts for the replays of the control, and add up the mean square of each removed part."""
+        """Return the difference that each run adds to the scores, and add its mean square to `squares`.
+
+        `chunk` selects runs of `replays`, `batch` sequences. `removal` is the change that the part makes.
+        """
         removal = unpadded(removal, self.sequences, batch)
         assert removal.allowed is not None
         removed = self._with_controls(removal, self.replays[chunk])
@@ -118,6 +142,10 @@ class LayerReplays:
         return removed
 
     def _with_controls(self, removal: Removal, replays: list[tuple[int, int]]) -> Tensor:
+        """Return the difference to add to the scores: of the part for draw -1, of a random control for other draws.
+
+        `replays` are the (head, draw) on the second axis of `removal.difference`.
+        """
         random = [index for index, (_, draw) in enumerate(replays) if draw >= 0]
         if not random:
             return removal.difference
@@ -129,42 +157,45 @@ class LayerReplays:
         assert removal.scores is not None
         for index in random:
             head, draw = replays[index]
-            # Of a head with fewer sets than the others some replays stand in for none; `effects` leaves them out.
+            # A head with fewer sets keeps the part itself in the replays that are left over; `effects` skips these.
             if draw < len(self.sets[head].masks):
                 mask = torch.from_numpy(self.sets[head].masks[draw])
                 replaced[:, [index]] = removal.scores.of_head(index).of_pairs(mask).neg_()
         return replaced
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
-        """Return the values of all replays by head."""
-        of_each = "(head draw) sequence -> head draw sequence"
-        by_head = rearrange(values, of_each, draw=self.drawn + 1).numpy()
-        sizes = rearrange(self.squares, of_each, draw=self.drawn + 1).mean(-1).sqrt().numpy()
+        """Sort the values of all runs by head and draw, and return them as `LayerEffects`."""
+        split = "(head draw) sequence -> head draw sequence"
+        by_head = rearrange(values, split, draw=self.drawn + 1).numpy()
+        sizes = rearrange(self.squares, split, draw=self.drawn + 1).mean(-1).sqrt().numpy()
         if not self.sets:
             return LayerEffects(by_head[:, 0], sizes[:, 0], by_head[:, 1:])
-        found = [len(one.masks) for one in self.sets.values()]
+        n_sets = [len(drawn.masks) for drawn in self.sets.values()]
         controls = np.full((len(self.heads), self.draws, by_head.shape[2]), np.nan)
-        for head, n in enumerate(found):
+        for head, n in enumerate(n_sets):
             controls[head, :n] = by_head[head, 1 : n + 1]
         of_sets = {
             "control_rms": np.array(
-                [rms[1 : n + 1].mean() if n else np.nan for rms, n in zip(sizes, found, strict=True)]
+                [rms[1 : n + 1].mean() if n else np.nan for rms, n in zip(sizes, n_sets, strict=True)]
             ),
-            "control_overlap": np.array([one.overlap for one in self.sets.values()]),
+            "control_overlap": np.array([drawn.overlap for drawn in self.sets.values()]),
         }
         return LayerEffects(by_head[:, 0], sizes[:, 0], controls, of_sets)
 
 
 def layer_effects(run: IntactRun, sequences: TaskSequences, layers: list[LayerReplays]) -> list[LayerEffects]:
-    """Ablate heads of some layers in turn, on all sequences."""
-    replays = [Replays(one.layer, len(one.replays), one.hooks) for one in layers]
+    """Ablate the heads of `layers` one at a time, on all sequences; return the effects per layer.
+
+    `run` is the run without ablation, from which layers are run again.
+    """
+    replays = [Replays(layer.layer, len(layer.replays), layer.hooks) for layer in layers]
     return by_layer(layers, replayed_values(run, sequences, replays))
 
 
 def by_layer(layers: list[LayerReplays], values: Float64[Tensor, "replays sequences"]) -> list[LayerEffects]:
-    """Return the values of the replays of some layers, one layer after the other, as the effects of each layer."""
-    of_layers = values.split([len(one.replays) for one in layers])
-    return [one.effects(of_layer) for one, of_layer in zip(layers, of_layers, strict=True)]
+    """Split the values of all runs, which stand in the order of `layers`, into the effects of each layer."""
+    split_values = values.split([len(layer.replays) for layer in layers])
+    return [layer.effects(own_values) for layer, own_values in zip(layers, split_values, strict=True)]
 
 
 def effects_of(
@@ -173,11 +204,12 @@ def effects_of(
     values: Float64[np.ndarray, "*rows sequences"],
     intact_value: Float64[np.ndarray, "sequences"],
 ) -> Float64[np.ndarray, "*rows sequences"]:
-    """Return values less the intact ones, exactly 0 where a settled part is known to change nothing.
+    """Return values minus the intact values: the effect of a removed part on each sequence.
 
-    Batches of other sizes round otherwise there.
+    The effect is exactly 0 for sequences in which `part` changes nothing.
     """
     deltas = values - intact_value
+    # Without this line such sequences would differ by rounding, because batches have other sizes.
     deltas[..., part.idle(sequences.tokens).numpy()] = 0.0
     return deltas
 
@@ -190,9 +222,11 @@ def effect_rows(
     seed: int,
     distinct: Int[np.ndarray, "sequences"] | None,
 ) -> pd.DataFrame:
-    """Return rows of a sweep: what names them, values and effects, and the control where it has draws.
+    """Return a DataFrame with rows of a sweep: columns `names`, `value`, `delta` and its tests, and the control.
 
-    Equal sequences, which have one number in `distinct`, are one observation.
+    `values` are the metric without the part, `deltas` the changes, `controls` the changes with random controls removed;
+    with 0 draws the columns of the control are left out. `distinct`: an integer per sequence; equal sequences have the
+    same and count as one observation. `seed` is for random sign flips.
     """
     table = pd.DataFrame(
         {
@@ -210,24 +244,36 @@ def effect_rows(
 
 
 def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[int]]) -> LayerEffects:
-    """Return the effects of the first of the measured heads, whose controls are the values of `others`."""
+    """Return the effects of the first heads of `measured`, with the values of other heads as their controls.
+
+    `effects` are those of all heads in `measured`. `others[i]` are the heads that are the control of the i-th head;
+    they stand in `measured` too.
+    """
     values = effects.values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
     return LayerEffects(values[: len(others)], np.full(len(others), np.nan), controls)
 
 
 def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
-    """Return the heads of each set by layer. Raises BadHead as `heads_by_layer`, ValueError for an empty set."""
+    """Return a dict from the name of each set of heads to a dict from layer to its heads.
+
+    `sets` is what the user gave as `heads=`. Raises BadHead for a head that does not exist or columns of a table,
+    ValueError for an empty set.
+    """
     if {"layer", "head"} <= set(sets):
         raise BadHead(
-            "heads={'layer': ..., 'head': ...} has two readings: columns of a table, or sets of heads of these "
-            "names. Write pd.DataFrame(...) or list(zip(layers, heads)) for the first, other names for the second"
+            "heads={'layer': ..., 'head': ...} has two readings. Write pd.DataFrame(...) or list(zip(layers, heads)) "
+            "for columns of a table; give sets of heads other names"
         )
-    found = {name: heads_by_layer(view, heads) for name, heads in sets.items()}
-    empty = [name for name, by_layer in found.items() if not by_layer]
-    if empty or not found:
-        raise ValueError(f"the set {empty[0]!r} has no heads" if empty else "no sets of heads were given")
-    return found
+    heads_of_sets = {name: heads_by_layer(view, heads) for name, heads in sets.items()}
+    empty = [name for name, by_layer in heads_of_sets.items() if not by_layer]
+    if empty or not heads_of_sets:
+        raise ValueError(
+            f"the set {empty[0]!r} has no heads: give it some or leave it out"
+            if empty
+            else "heads={} has no sets of heads: write a set such as heads={'movers': ['L9H9', 'L10H0']}"
+        )
+    return heads_of_sets
 
 
 def set_table(
@@ -238,7 +284,11 @@ def set_table(
     sets: Mapping[str, dict[int, list[int]]],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
-    """Measure some sets after an intact run, each with `draws` random sets of as many heads of each layer."""
+    """Return a DataFrame with a row per set: its heads ablated together, compared with random sets of equal size.
+
+    `sets` is a dict from name to heads by layer, `draws` the number of random sets for each. `prepared`: the run
+    without ablation and its value on each sequence.
+    """
     intact, intact_value = prepared
     view = intact.view
     measured: list[list[HeadSet]] = []
@@ -249,11 +299,13 @@ def set_table(
         measured.append([own, *drawn])
     whole_layers = {layer: [*range(view.n_heads(layer))] for layer in sorted({*chain(*sets.values())})}
     every = bound_parts(part, view, whole_layers, every=True)
-    replays = [_replay_of(view, every, one) for of_set in measured for one in of_set]
-    found = replayed_values(intact, sequences, replays).split([len(of_set) for of_set in measured])
+    replays = [_replay_of(view, every, ablated) for own_and_drawn in measured for ablated in own_and_drawn]
+    values_of_sets = replayed_values(intact, sequences, replays).split(
+        [len(own_and_drawn) for own_and_drawn in measured]
+    )
     tables = []
-    for name, of_set in zip(sets, found, strict=True):
-        values = of_set.numpy()
+    for name, set_values in zip(sets, values_of_sets, strict=True):
+        values = set_values.numpy()
         deltas = effects_of(part, sequences, values, intact_value)
         names = {"layer": [-1], "head": [-1], "name": [name]}
         tables.append(effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed, sequences.distinct))
@@ -263,7 +315,10 @@ def set_table(
 
 
 def _replay_of(view: AttentionView, bound: Mapping[int, Any], chosen: HeadSet) -> Replays:
-    """Return the replay without a part of a set of heads; the part is bound to all heads of their layers."""
+    """Return the run (`Replays`) in which all heads `chosen`, pairs (layer, head), are ablated together.
+
+    `bound`: dict from layer to the part, prepared for all heads of the layer.
+    """
     by_layer: dict[int, list[int]] = {}
     for layer, head in chosen:
         by_layer.setdefault(layer, []).append(head)

@@ -1,4 +1,4 @@
-"""First-order estimates of every head's effect, from one backward pass over all of them."""
+"""`gradient_screen`: estimate the effect of ablating each head to first order, by one backward pass for all heads."""
 
 from functools import partial
 from typing import Any
@@ -25,17 +25,15 @@ def gradient_screen(
     by_layer: dict[int, list[int]],
     part: Part,
 ) -> pd.DataFrame:
-    """Estimate what removing `part` from each head alone would add to the metric.
+    """Estimate how much removing `part` from each head alone changes the metric (attribution patching: Nanda 2023).
 
-    With a factor g on the difference D that an ablation adds to a head's scores S, the estimate is the derivative of
-    the metric in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
-    (attribution patching: Nanda 2023), and for a metric that gets all prompts at once one more forward pass. No
-    gradient reaches the model's parameters. A part of the mask takes keys away, so that no difference of scores is
-    finite; there g is on the difference of the head's output z.
-
-    Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for a part of the mask or of z. Raises
-    ValueError for a metric that has no gradient, and where PyTorch records none (inference mode).
+    Returns a DataFrame `layer, head, estimate, score_rms`. `estimate` is in units of the metric. `score_rms` is the RMS
+    of the removed part in logits, NaN for a part of the mask or of z. An ablation adds a difference D to the head's
+    scores S; the estimate is the sum over entries of (dL/dS) D. This takes one forward and one backward pass for all
+    heads in `by_layer` (dict from layer to heads), and one more forward pass if the metric needs all prompts at once.
+    Raises ValueError if the metric has no gradient, or PyTorch records none (inference mode).
     """
+    # The estimate is the derivative in a gate g = 0 that multiplies D, so no gradient reaches the parameters.
     require_gradients(view, "screen='gradient'")
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
@@ -50,7 +48,7 @@ def gradient_screen(
             of_logits = sequences.gradients(torch.cat([*logits]))
 
     def gated(layer: int, removal: Removal) -> Tensor:
-        """Note the mean square of the removed parts of a layer, and return them times their gates."""
+        """Store the mean square of the removed part of each head in a layer; return the parts times their gates."""
         removal = unpadded(removal, sequences, batch)
         difference = removal.difference.detach()
         if removal.allowed is None:
@@ -68,6 +66,7 @@ def gradient_screen(
             ablation.alter = partial(gated, layer)
             hooks += ablation.hooks()
             continue
+        # A part of the mask hides keys, which is no finite change of scores: the gate multiplies the change of z.
         squares[layer].fill_(torch.nan)
         require_honoured(view, layer, "z")
         hooks += [*ablation.measuring(), (ablation.names["z"], partial(_gated_output, ablation, gates[layer]))]
@@ -75,6 +74,7 @@ def gradient_screen(
     n = len(sequences.tokens)
 
     def gradients_of(sequences_run: slice) -> tuple[Tensor, ...]:
+        """Return the gradient of the metric in each layer's gates, summed over some sequences."""
         nonlocal batch
         batch = sequences_run
         for ablation in ablations:
@@ -104,7 +104,10 @@ def gradient_screen(
 
 
 def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Tensor, hook: Any) -> Tensor:
-    """Return z with the change that removing the part makes, times the gates; they are 0, so that z stays."""
+    """Return z plus the gates times the change of z without the part. The gates are 0, so z keeps its value.
+
+    z is the heads' output before W_O. The gradient in a gate is the estimate for its head.
+    """
     by_head = z.reshape(*z.shape[:2], ablation.layer.n_heads, -1)
     change = ablation.change_of_head_output(by_head).detach() * gates.to(by_head)[:, None]
     return by_head.index_add(2, torch.tensor(ablation.heads, device=z.device), change.to(z)).reshape(z.shape)

@@ -1,4 +1,4 @@
-"""Summary of a sweep in the statements of "Fingerprint, Not Blueprint" (sections 5 and 8), with intervals."""
+"""`summarize_sweep`: sums, ranks and correlations of effects, as in "Fingerprint, Not Blueprint" (sections 5 and 8)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64
 
+from tlspectral.errors import earlier_calls
 from tlspectral.heads.detectors import DETECTORS
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
@@ -18,7 +19,7 @@ from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables.head_columns import PART
 from tlspectral.tables.meanings import MEANINGS, followed, warn_of_older
 from tlspectral.tables.same_model import require_same_model
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require_table
 
 _SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
 _CORRELATED = ("dir_frac", "D_head", "rope_imag_frac", "prev")
@@ -30,110 +31,127 @@ SUMMARIZE_SWEEP = Schema(
     (
         PART,
         *columns("""
-            size_control | label        | none, score_rms (over the RMS removed), or random (less a random part's).
+            size_control | label        | none, score_rms (effect divided by the RMS removed) or random (effect minus
+                         |              | the effect of a random part).
             statement    | label        | sum, share_small, detector_rank, effect_rank or rank_correlation.
-            column       | label        | Column of the head table that a rank or correlation is about; else missing.
+            column       | label        | Column of the head table in a rank or correlation; else missing.
             value        | by statement | Metric (per logit under score_rms), share, rank from 1 or correlation.
-            low          | as value     | Lower end of a 95 % interval: of sum over sequences, of share_small with all
-                         |              | effects moved by 1.96 standard errors, of correlations over layers (of three
-                         |              | at least). NaN for ranks.
-            high         | as value     | Upper end of that interval.
-            pvalue       | probability  | Of ranks rank / n, exact for a head chosen at random; of correlations
+            low          | as value     | Lower end of a 95 % interval: for sum over sequences; for share_small with
+                         |              | all effects moved by 1.96 standard errors; for correlations over layers
+                         |              | (three or more). NaN for ranks.
+            high         | as value     | Upper end of the interval.
+            pvalue       | probability  | For ranks rank / n, exact for a head chosen at random; for correlations
                          |              | Student's t over layers; else NaN.
             pvalue_floor | probability  | Smallest possible pvalue of a rank, 1 / n; else NaN.
             qvalue       | probability  | pvalue of correlations, corrected for their number (Benjamini-Hochberg).
-            n            | count        | Heads behind the number; for ranks those that are ranked.
-            note         | text         | Of sum what its interval is over, of ranks the head; else missing.
+            n            | count        | Number of heads; for ranks, of ranked heads.
+            note         | text         | For sum, the data of its interval; for ranks, the head; else missing.
         """),
     ),
     "`tls.hooks.summarize_sweep`",
 )
 
 
+@earlier_calls(heads="table")
 def summarize_sweep(
     sweep: pd.DataFrame | Sequence[pd.DataFrame],
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     *,
     small: float | None = None,
 ) -> pd.DataFrame:
-    """Summarise a sweep in statements, part by part, with and without control of the size of the removed part.
+    """Summarise sweeps: sums of effects, ranks of heads, and correlations with columns of the head table.
 
-    `size_control` is `none` (effects as they are, in the unit of the metric, nats for a loss), `score_rms` (effect over
-    the RMS removed, per unit of score: the fair comparison of parts that differ in size) or `random` (effect less that
-    of a random part of equal size; with `control="random"` alone, and not for `output` and `long_range`, whose control
-    is other heads). `statement` is one of
+    Use it to compare parts, and to see whether the head that matters most is the head that a detector finds.
 
-    * `sum`: of the effects of all heads.
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> sweep = tls.ablation_sweep(model, "rope_phase")
+    >>> summary = tls.hooks.summarize_sweep(sweep, tls.detect_heads(model))
+    >>> [str(entry) for entry in summary.loc[2, ["statement", "column", "note", "value"]]]
+    ['detector_rank', 'prev', 'L0H3', '1.0']
+
+    Each row is a `statement` about the effects (`delta`) of one part:
+
+    * `sum`: sum of the effects of all heads, in units of the metric.
     * `share_small`: share of heads with an absolute effect below `small`.
-    * `detector_rank`: rank (1 is best) of the head whose ablation does the most harm (raises a loss the most, or lowers
-      a metric of which more is better) among all heads by `prev`, `dup`, `ind`. `note` names the head.
-    * `effect_rank`: the same asked the other way round: rank of the strongest head by `prev`, `dup` or `ind` among all
-      measured heads by harm.
-    * `rank_correlation`: Spearman of the effect with `dir_frac`, `D_head`, `rope_imag_frac` and `prev`, none of fewer
-      than 20 heads.
+    * `detector_rank`: take the head whose ablation does the most harm; its rank by the detector score `prev`, `dup` or
+      `ind` (1 is the largest) among all heads. `note` names the head.
+    * `effect_rank`: take the head with the largest `prev`, `dup` or `ind`; its rank by harm among measured heads.
+    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac` or `prev` (20 heads).
+
+    `size_control` says how effects are scaled: `none`; `score_rms`, divided by the RMS removed, to compare parts of
+    different size; `random`, minus the effect of a random part (needs `control="random"`).
 
     Args:
-        sweep: of `ablation_sweep`, one table or several parts of one model. Heads that a screen left out do not count.
-        heads: of `analyze_heads` for the same model; heads outside the sweep do not count.
-        small: what counts as a small effect, in the unit of the metric. Default: 0.01 nats for the tasks `induction`
-            and `language`; for a task of one's own it has to be given.
+        sweep: a table of `ablation_sweep`, or a list of such tables of one model. Unmeasured heads are ignored.
+        table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
+        small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
+            "language"; other tasks need it.
 
     Returns:
-        DataFrame, a statement a row. Columns: `part, size_control, statement, column, value, low, high, pvalue,
-        pvalue_floor, qvalue, n, note`.
+        DataFrame, a row per statement. Columns: `part, size_control, statement, column, value, low, high, pvalue,
+        pvalue_floor, qvalue, n, note`. `low, high`: 95 % interval. `pvalue` of a rank is rank / n (head chosen at
+        random), of a correlation by Student's t over layers; `qvalue` corrects it for the number of correlations.
 
-    Raises:
-        ValueError: no sweep, a head that `heads` lacks, one that is in a part twice, heads of another model, no `small`
-            for a metric without a usual one, or a task that does not say whether a higher value is better.
+    Raises ValueError if the sweep has no effect, `table` lacks a head or is of another model, a head is twice in a
+    part, `small` is missing, or the task does not say whether a higher value is better.
 
-    What it does not establish: that heads without effect do nothing, or that a column predicts which head matters: over
-    one model this is one observation of circuits, not many. Intervals are not over models or tasks; where the sums per
-    sequence do not fit the table, the interval of `sum` is the widest that the heads' errors allow. Layers are taken as
-    independent: in simulated tables with neighbouring layers alike, `pvalue` of a correlation rejects 10.4 % at nominal
-    5 %. The three detectors are not corrected for, and effects need not be linear in the size of what is removed.
+    Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
+    alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
-    tables = [sweep] if isinstance(sweep, pd.DataFrame) else list(sweep)
+    tables = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
-    for table in tables:
-        require_same_model(heads, table.attrs, "the sweep's effects")
-        warn_of_older(table, "the sweep")
-        (what_is_small, harm), parts = _scale(table.attrs, small), table["part"].unique()
+    for one_part in tables:
+        require_table(one_part, "give the result of tls.ablation_sweep, or a list of them", name="sweep")
+        require_same_model(table, one_part.attrs, "the sweep's effects")
+        warn_of_older(one_part, "the sweep")
+        (what_is_small, harm), parts = _scale(one_part.attrs, small), one_part["part"].unique()
         for part in parts:
-            measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
-            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, what_is_small, harm)
+            measured = one_part.loc[(one_part["part"] == part) & one_part["delta"].notna()].reset_index(drop=True)
+            rows += _part_rows(part, measured, table, one_part.attrs if len(parts) == 1 else {}, what_is_small, harm)
     if not rows:
-        raise ValueError("the sweep holds no measured effect")
+        raise ValueError("the sweep has no measured effect (column delta): give a table of tls.ablation_sweep")
     summary = pd.DataFrame(rows, columns=[column.name for column in SUMMARIZE_SWEEP.columns])
-    of_correlations = summary["pvalue"].where(summary["statement"] == "rank_correlation")
-    summary["qvalue"] = benjamini_hochberg(of_correlations.to_numpy(float)).q
-    return SUMMARIZE_SWEEP.frame(summary, {MEANINGS: min(followed(table.attrs) for table in tables)})
+    pvalues = summary["pvalue"].where(summary["statement"] == "rank_correlation")
+    summary["qvalue"] = benjamini_hochberg(pvalues.to_numpy(float)).q
+    return SUMMARIZE_SWEEP.frame(summary, {MEANINGS: min(followed(one_part.attrs) for one_part in tables)})
 
 
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
-    """Return what a small effect is, and 1 where a higher value is worse, -1 where it is better."""
+    """Return the bound of a small effect in units of the metric, and 1 if a higher metric is worse, else -1.
+
+    `attrs` are those of a sweep, `small` the user's bound or None. Raises ValueError if the attrs do not name the task
+    or say whether a higher value is better, or `small` has no default for the task.
+    """
     if "task" not in attrs:
-        raise ValueError("the table does not hold its task (pd.concat drops attrs): give the sweeps as a list")
+        raise ValueError("the sweep has no attrs['task'] (pd.concat drops attrs): give the sweeps as a list of tables")
     task, higher_is_better = attrs["task"], attrs.get("higher_is_better")
     if higher_is_better is None:
         raise ValueError(
-            f"the sweep's task ({task}) does not say whether a higher value is better, so harm cannot be ranked: give "
-            "tls.Task(..., higher_is_better=True or False)"
+            f"the sweep's task ({task}) does not say whether a higher value is better, so harm cannot be ranked: sweep "
+            "with tls.Task(..., higher_is_better=True or False)"
         )
     if small is None and task not in _SMALL_EFFECT:
-        raise ValueError(f"say with small= what a small effect is, in the unit of the metric of {task}")
+        raise ValueError(f"small= has no default for the task {task}: give the bound of a small effect in its unit")
     return _SMALL_EFFECT[task] if small is None else small, -1 if higher_is_better else 1
 
 
 def _part_rows(
     part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, small: float, harm: int
 ) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the summary for one part, as dicts.
+
+    `measured` are the part's heads with an effect, `heads` is the head table, `attrs` those of the sweep. `small` is
+    the bound of a small effect, `harm` 1 if a higher metric is worse, else -1. Raises ValueError for a head that is
+    twice in the sweep or not in the head table.
+    """
     if measured.duplicated(["layer", "head"]).any():
-        raise ValueError(f"{part}: a head is in the sweep twice; pass tables of different sweeps as a list")
+        raise ValueError(f"{part}: a head is in the sweep twice: give tables of different sweeps as a list")
     joined = measured.merge(heads, on=["layer", "head"], how="left", suffixes=("", "_of_heads"), indicator=True)
     missing = np.flatnonzero(joined["_merge"] != "both")
     if len(missing):
         layer, head = joined.loc[missing[0], ["layer", "head"]]
-        raise ValueError(f"heads lacks L{layer}H{head} of the sweep: analyse the whole model")
+        raise ValueError(f"the head table lacks L{layer}H{head} of the sweep: give the table of the whole model")
     if joined.empty:
         return
     sums = attrs.get("sums_per_sequence") or {}
@@ -154,25 +172,34 @@ def _part_rows(
 
 
 def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Yield the size control, its name among the sums, the effect of each head, and its standard error."""
+    """Yield (size control, name of its sums in attrs, effect of each head, standard errors), three times at most.
+
+    The effects are `delta`, `delta` per RMS of the removed part, and `delta` minus the mean effect of the random
+    controls. `joined` is the sweep joined with the head table.
+    """
     delta, error = joined["delta"].to_numpy(float), joined["delta_se"].to_numpy(float)
     yield "none", "delta", delta, error
     size = joined["score_rms"].to_numpy(float)
     size = np.where(size > 0, size, np.nan)
     yield "score_rms", "delta_per_rms", delta / size, error / size
-    if "control_delta" in joined and joined["score_rms"].notna().any():  # else the control is other heads
+    if "control_delta" in joined and joined["score_rms"].notna().any():  # without score_rms the control is other heads
         above = delta - joined["control_delta"].to_numpy(float)
         yield "random", "delta_above_control", above, np.hypot(error, joined["control_delta_se"].to_numpy(float))
 
 
 def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | None) -> dict[str, Any]:
+    """Return the row of the statement `sum` as a dict: the sum of effects over heads and a 95 % interval.
+
+    `per_sequence` has the sum on each sequence, or is None. If its mean is the sum of `effect`, the interval is a t
+    interval over sequences; otherwise 1.96 times the sum of the standard errors `error`.
+    """
     total = float(effect.sum())
     sums = np.asarray(per_sequence if per_sequence is not None else [], dtype=float)
     if len(sums) > 1 and np.isclose(sums.mean(), total, rtol=1e-6, atol=1e-9):
         half = scipy.stats.t.ppf(0.975, len(sums) - 1) * sums.std(ddof=1) / np.sqrt(len(sums))
         note = f"over {len(sums)} sequences"
     else:
-        # All heads have the same sequences, so their errors may be fully correlated: at worst they add up.
+        # All heads are measured on the same sequences, so their errors may be fully correlated and add up.
         half, note = _LEVEL * float(error.sum()), "errors of all heads added"
     return {
         "statement": "sum",
@@ -185,6 +212,11 @@ def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | 
 
 
 def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `detector_rank` and `effect_rank` for each detector, as dicts.
+
+    `joined` has the measured heads with their detector scores, `heads` all heads. `harm` is the harm of ablating each
+    head of `joined` (the effect, positive if worse).
+    """
     most = int(harm.argmax())
     names = list(map(head_name, joined["layer"], joined["head"]))
     for name in DETECTORS:
@@ -198,13 +230,21 @@ def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Itera
 
 
 def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: str) -> dict[str, Any]:
-    """Return the rank of one head's value among `values`, 1 for the largest; p is rank / n."""
+    """Return the row of a rank as a dict: the place of `own` among `values` (1 is the largest), with p = rank / n.
+
+    `statement` and `detector` name the row, `head` the head that is ranked.
+    """
     rank, n = int((values > own).sum()) + 1, len(values)
     row = {"statement": statement, "column": detector, "value": rank, "n": n, "note": head}
     return row | {"pvalue": rank / n, "pvalue_floor": 1 / n}
 
 
 def _correlations(joined: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Yield a row of `rank_correlation`, as a dict, for each of the columns dir_frac, D_head, rope_imag_frac and prev.
+
+    The row has Spearman's correlation of the column of `joined` with `effect`, its 95 % interval and two-sided p by a
+    jackknife over layers (Student's t). A column is left out if fewer than 20 heads have a value or it is constant.
+    """
     for name in (name for name in _CORRELATED if name in joined):
         values = joined[name].to_numpy(float)
         usable = np.isfinite(values)
@@ -221,7 +261,10 @@ def _correlations(joined: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str
 def _left_out(
     x: Float64[np.ndarray, "heads"], y: Float64[np.ndarray, "heads"], layers: np.ndarray
 ) -> Float64[np.ndarray, "layers"]:
-    """Rank correlation without each layer, by the ranks of the whole table; NaN where the others do not vary."""
+    """Return the rank correlation of x and y without each layer in turn; NaN if the rest is constant.
+
+    Ranks are taken once, over the whole table. `layers` is the layer of each head.
+    """
     ranks = np.stack([scipy.stats.rankdata(x), scipy.stats.rankdata(y)])
     others = [ranks[:, layers != layer] for layer in np.unique(layers)]
     varies = [(pair != pair[:, :1]).any(axis=1).all() for pair in others]

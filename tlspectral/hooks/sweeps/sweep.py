@@ -1,4 +1,4 @@
-"""`ablation_sweep`: the value of a metric without a part of one head, head by head."""
+"""`ablation_sweep`: evaluate a metric without a part of one head, for each head in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
@@ -58,23 +58,24 @@ ABLATION_SWEEP = Schema(
         *HEAD,
         PART,
         *columns("""
-            position? | label         | Where the part was removed, as it was asked for. With at=.
-            value     | of the metric | Value of the metric without the part of this one head, mean over sequences.
-            delta     | of the metric | value less the intact one; of a loss, positive where the part helped.
+            position? | label         | Position at which the part was removed, as given in at=. With at=.
+            value     | of the metric | Metric without the part of this head, mean over sequences.
+            delta     | of the metric | value minus the intact value; for a loss, positive if the part helped.
             delta_se  | of the metric | Standard error of delta over sequences, paired with the intact run; NaN for one.
-            delta_p   | probability   | Two-sided p of no effect by sign flips: exact to 13 sequences, else 9,999 draws.
-            delta_p_floor | probability | Smallest delta_p that differences of these sizes have with any signs.
-            score_rms | logit         | RMS of what was removed from the scaled scores, over unmasked pairs of tokens;
-                      |               | NaN for parts of the mask and of z.
+            delta_p   | probability   | Two-sided p of no effect by sign flips: exact up to 13 sequences, then 9,999
+                      |               | random flips.
+            delta_p_floor | probability | Smallest delta_p that differences of these sizes can have with any signs.
+            score_rms | logit         | RMS of the removed part of the scaled scores, over unmasked pairs of tokens; NaN
+                      |               | for parts of the mask and of z.
         """),
         *CONTROL_COLUMNS,
         *columns("""
-            control_rms? | logit      | As score_rms, mean over the draws of the control. Of a Band.
-            control_overlap? | share  | RMS of the band's own frequencies in a draw over that of the band, mean over
-                      |               | draws. Of a Band.
+            control_rms? | logit      | As score_rms, mean over the draws of the control. For a Band.
+            control_overlap? | share  | RMS of the band's own frequencies in a draw, divided by the RMS of the band;
+                      |               | mean over draws. For a Band.
             estimate? | of the metric | First-order estimate of delta from one backward pass. With a screen.
-            measured? | label         | top (of the 20 largest estimates), control (of 20 random others), or empty: no
-                      |               | delta. With a screen.
+            measured? | label         | top (the 20 largest estimates), control (20 random others), or empty: not
+                      |               | measured, no delta. With a screen.
         """),
     ),
     "`tls.ablation_sweep`; `tlspectral ablate -o FILE` writes it",
@@ -82,7 +83,10 @@ ABLATION_SWEEP = Schema(
 
 
 def _sweeps_to_join(call: str, tasks: list[str]) -> str:
-    """Return two lines of code: a sweep for each task, and their tables side by side."""
+    """Return two lines of Python, as text for a message: a sweep for each task, and a table that joins the sweeps.
+
+    `call` is the call for one task, `tasks` are the tasks as texts.
+    """
     others = ", ".join(f"{keyword(task)}=sweeps[{number}]" for number, task in enumerate(tasks[1:], 1))
     return f"sweeps = [{call} for task in ({', '.join(tasks)})]\ntable = tls.tables.join(sweeps[0], {others})"
 
@@ -102,9 +106,9 @@ def ablation_sweep(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Remove `part` from one head at a time and evaluate the model each time (FP sections 5 and 8).
+    """Remove a part from one head at a time, and measure a task each time ("Fingerprint, Not Blueprint", 5 and 8).
 
-    Example: one of four heads needs its rope phase for induction.
+    Use it to find the heads that a task needs. Example: one of four heads needs its rope phase for induction.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -112,79 +116,45 @@ def ablation_sweep(
     >>> sweep["delta"].round(1).abs().tolist()
     [0.0, 0.0, 0.0, 1.3]
 
-    Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; those
-    of several layers are rows of one pass, as many as a batch holds. The numbers are what whole forward passes under
-    `ablate` give. Hooks on the model stay in force.
-
     Args:
         model: a TransformerBridge or HookedTransformer.
-        part: what is removed, as in `ablate`. In the place of `"output"` stands what the head writes on the pair of
-            each prompt, where the task has pairs, else zero: `attrs["replace"]` says which. An `Output` that takes from
-            other sequences and has no reference takes from all of the task, never from a sequence for itself. The
-            prompts of a part in blocks are the prompts of the task.
-        heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
-            SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
-            A dict, such as `{"movers": ["L9H9", "L10H0"]}`, makes a row per set, its heads removed together (`layer`
-            and `head` are -1); their control is random sets with as many heads of each layer.
-        task: a `Task`, such as `tls.tasks.language(prompts)`; `"induction"`: 16 repeated random sequences with segments
-            of 64 tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would
-            take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
-            the mean over their real tokens.
-        at: positions at each of which alone the part is removed, a row for each: names of the task's positions or
-            numbers, such as `["S2", -1]`, or one of these; in a list also positions of each prompt, as the `at` of a
-            part.
-        control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
-            bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
-            that its RMS over unmasked pairs equals the RMS of the part, sequence by sequence. For parts in blocks: the
-            same numbers taken from other blocks, by a random cycle through all of them. For a `Band`: a random set of
-            the head's frequencies, the beginning of a random order of them, cut where the RMS of its contribution to
-            the scores of all sequences is nearest to the RMS of the band; it is used if it is within 10 % of that. For
-            parts of the mask or of z, such as `LongRange` and `Output`: the same is removed from other heads of the
-            layer, chosen at random, one at a time.
-        draws: random parts per head, None is five; for parts of the mask or of z other heads per head, None is all (no
-            more than n - 1 in a layer with n heads); random sets per set, None is 19. For a `Band` there can be fewer
-            that differ, down to none: `control_draws` has those that were found. The smallest possible `control_p` is
-            in `control_p_floor`, 1 / (1 + draws): 19 reach .05. `excess_z` needs 19 too.
-        screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
-            with the largest estimates and 20 random others.
-        folder: a folder for one file per part and layer, or several layers of up to 2,048 tokens together. A sweep that
-            was stopped is resumed from there and gives the same table. Parts may share a folder, other settings not.
-        n_jobs: workers that share these jobs, by joblib (processes, each with a copy of the model) or the backend of
-            `joblib.parallel_config`, Dask included.
-        seed: of sequences, control draws, the screen's random set and sign flips.
+        part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output" (the output on the paired
+            prompt if the task has pairs, else zero, replaces it), or a value of `tls.parts`.
+        heads: "L5H1", (5, 1), "L5", or a list. A dict such as `{"movers": ["L9H9", "L10H0"]}` has a row per set, whose
+            heads are removed together. Default: all heads.
+        task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
+        at: positions of the task, names or numbers: the part is removed at each alone, a row for each.
+        control: "random" also removes random parts of equal size; for parts of the mask or of z, the part of other
+            heads of the layer.
+        draws: random parts per head (default 5), other heads (default all) or random sets per set (default 19).
+        screen: "gradient" estimates all heads by one backward pass, then measures the 20 heads with the largest
+            estimates and 20 random others.
+        folder: keeps finished layers; the same call resumes from it.
+        n_jobs: workers. seed: of sequences, controls, the screen and sign flips.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
-        delta_p, delta_p_floor, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?,
-        control_p_floor?, control_draws?, excess_z?, control_rms?, control_overlap?, estimate?, measured?`. `attrs` hold
-        model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random
-        set, and `attrs["sets"]` the heads of each set. `tls.tables.join` puts sweeps on several tasks side by side.
+        DataFrame, a row per head. Columns: `layer, head, name, part, position?, value, delta, delta_se, delta_p,
+        delta_p_floor, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_p_floor?,
+        control_draws?, excess_z?, control_rms?, control_overlap?, estimate?, measured?`. `delta` is the value without
+        the part minus the intact value, in units of the metric. `tls.tables.join` joins sweeps on several tasks.
 
-    Raises:
-        BadHead: a head that does not exist.
-        UnsupportedArchitecture: a `RopePhase` or `Band` of layers without rotary positions.
-        EditNotHonored: the model discards the edit.
-        IncompatibleCheckpoint: the folder holds another sweep.
-        ValueError: an unknown part, task, control or screen; arguments that do not go together; prompts that the
-            task refuses; one sequence that is its own reference; a model without tokenizer on packaged text; a screen
-            of a metric without a gradient.
+    Raises: BadHead, ValueError (unknown part, unfit options), UnsupportedArchitecture (no such part), EditNotHonored
+    (the model ignores the edit), IncompatibleCheckpoint (the folder holds another sweep).
 
-    What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
-    `delta` beside `score_rms` and the control. `delta_p` is against no effect at all: whether the part does more than a
-    random one is `control_p`. It is not corrected for the number of heads, and no exact level for skewed differences:
-    with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %. `excess_z` is not a normal z: draws are few and often skewed,
-    and where the value does not change at all it is of rounding.
+    Not established: that a head without effect does nothing; other heads may replace it. `delta_p` is not corrected for
+    the number of heads; with 8 or 16 skewed sequences it rejects 7.9 to 9.9 % at nominal 5 %. Whether a part does more
+    than a random one is `control_p`. More: docs/parts.md
     """
     with measured(model) as view:
         removed = part_of(part)
         sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
         by_layer = {} if isinstance(heads, Mapping) else chosen_heads(view, heads, removed)
         if sets is None and not by_layer:
-            raise ValueError("no heads were given, so there is nothing to sweep")
+            raise ValueError("heads= names no heads: give some, or leave it out for all heads")
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
         sequences = task_sequences(view, chosen_task)
         draws = _check(removed, control, draws, screen, at, of_sets=sets is not None)
-        # A part that has positions of its own is settled at these, and gets no column of positions.
+        # A part with positions of its own is removed there, and the table has no column `position`.
         listed = listed_positions(at) if removed.at is None else [removed.at]
         asked, placed = placed_parts(view, sequences, [removed], listed)
         per_head = 0 if control is None else _draws(view, None if sets else by_layer, placed[0], draws)
@@ -196,7 +166,7 @@ def ablation_sweep(
                 "screen": screen,
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, chosen_task),
-                # As given, so that parts with other numbers by default share a folder.
+                # The argument, not the resolved number: parts with different defaults can then share a folder.
                 "draws": draws if control else None,
                 "tokens_of_job": TOKENS_OF_JOB,
                 "heads": sets or ("every" if heads is None else _listed(by_layer)),
@@ -205,7 +175,7 @@ def ablation_sweep(
             score=lambda: metric_value_of(view, sequences).per_sequence,
             n_jobs=n_jobs,
         )
-        # A part of the caller's own is known by its code and fields: another one of that name has other files.
+        # A part class of the user is identified by code and fields: another class of the same name gets other files.
         label = removed.name if is_own_code(removed) else f"{removed.name}-{content_digest(removed)[:16]}"
         chosen: dict[str, dict[int, list[int]]] | list[dict[int, list[int]]] = sets or [by_layer] * len(placed)
         estimates = None
@@ -214,7 +184,7 @@ def ablation_sweep(
         how = {"kept": folder is not None, "numbered": at is not None}
         jobs = sweep_jobs(label, view, sequences, placed, chosen, per_head, seed, **how)
         layers = {
-            layer for of_layers in (chosen.values() if isinstance(chosen, Mapping) else chosen) for layer in of_layers
+            layer for by_layer in (chosen.values() if isinstance(chosen, Mapping) else chosen) for layer in by_layer
         }
         tables = measurement.made(
             [job for _, job in jobs],
@@ -232,7 +202,7 @@ def ablation_sweep(
             table,
             **attrs,
             **placed[0].noted,
-            **({} if sets is None else {"sets": {called: _names(of_set) for called, of_set in sets.items()}}),
+            **({} if sets is None else {"sets": {name: _names(of_set) for name, of_set in sets.items()}}),
             draws=per_head,
             higher_is_better=sequences.higher_is_better,
             **sequences.recorded(view),
@@ -240,10 +210,13 @@ def ablation_sweep(
 
 
 def _positions(asked: list[tuple[str | int, Int[Tensor, "sequences"]]]) -> dict[str, Any]:
-    """Return the settings that name the positions at which a part is removed; none without positions."""
+    """Return a dict of settings: `at` (labels) and `positions` (per label, one per sequence); empty without positions.
+
+    `asked` are pairs (label, positions).
+    """
     if not asked:
         return {}
-    return {"at": [called for called, _ in asked], "positions": [positions.tolist() for _, positions in asked]}
+    return {"at": [label for label, _ in asked], "positions": [positions.tolist() for _, positions in asked]}
 
 
 def _screened(
@@ -255,14 +228,18 @@ def _screened(
     label: str,
     seed: int,
 ) -> tuple[pd.DataFrame, list[dict[int, list[int]]]]:
-    """Return the estimate of each head and part, and the heads by layer that each of the parts is measured on."""
+    """Return a table with the estimate of each head and part, and for each part a dict from layer to heads to measure.
+
+    `placed` are the parts, one per position, `label` the beginning of the job's name. The 20 largest estimates and 20
+    random others are measured.
+    """
 
     def estimated() -> pd.DataFrame:
-        of_parts = [
+        tables = [
             gradient_screen(view, sequences, by_layer, part).assign(place=place) for place, part in enumerate(placed)
         ]
-        table = pd.concat(of_parts, ignore_index=True)
-        # The largest of all positions together, so that one position may have more heads than another.
+        table = pd.concat(tables, ignore_index=True)
+        # The largest over all positions together: one position may get more heads than another.
         _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
         return table
 
@@ -272,24 +249,29 @@ def _screened(
 
 
 def _listed(by_layer: Mapping[int, list[int]]) -> list[list[int]]:
-    """Return layer and head of each head."""
+    """Return the heads of a dict from layer to heads as a list of [layer, head]."""
     return [[layer, head] for layer, heads in by_layer.items() for head in heads]
 
 
 def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
+    """Return the names of the heads of a dict from layer to heads, such as "L5H1"."""
     return [head_name(*pair) for pair in _listed(by_layer)]
 
 
 def placed_parts(
     view: AttentionView, sequences: TaskSequences, removed: Sequence[Part], listed: list[Any] | None
 ) -> tuple[list[tuple[str | int, Int[Tensor, "sequences"]]], list[Part]]:
-    """Settle parts on the prompts of a task, each at every listed position. Raises as `asked_positions`.
+    """Prepare parts for the prompts of a task, each part at every listed position.
+
+    `removed` are the parts, `listed` the entries of `at=` or None. Raises ValueError or TypeError for an unusable
+    position.
 
     Returns:
-        The positions, with the names that tables print, and the parts: at each position the first part, then the next.
+        Pairs (label, positions), and the prepared parts: the first part at every position, then the second part at
+        every position, and so on.
     """
     asked = [] if listed is None else asked_positions(sequences, listed)
-    placed = [part.placed(one) for part in removed for _, one in asked] or [*removed]
+    placed = [part.placed(positions) for part in removed for _, positions in asked] or [*removed]
     return asked, [part.fixed(view, sequences) for part in placed]
 
 
@@ -305,10 +287,17 @@ def sweep_jobs(
     kept: bool,
     numbered: bool,
 ) -> list[tuple[int, Job]]:
-    """Return the jobs of a sweep, each with the index among `placed` of the part that it removes.
+    """Return the jobs of a sweep as pairs (index into `placed` of the removed part, job).
 
-    A job is of consecutive layers or sets, as many as one pass holds. `chosen` are sets by name, or the heads by layer
-    of each of `placed`. `kept`: jobs are stored in a folder. `numbered`: names hold the index.
+    A job ablates the heads of consecutive layers, or some sets, as many as one pass of the model holds.
+
+    Args:
+        label: beginning of the jobs' names.
+        placed: the parts, each at one position.
+        chosen: heads by layer, one dict per part in `placed`; or a dict from the name of a set to its heads by layer.
+        per_head: number of controls per head or set.
+        kept: True if jobs are stored in a folder.
+        numbered: True if names of jobs contain the index of the part.
     """
     tokens = TOKENS_OF_JOB if kept else batch_on(view.device).tokens
     jobs: list[tuple[int, Job]] = []
@@ -316,11 +305,11 @@ def sweep_jobs(
     for index, part in enumerate(placed):
         own: dict[Any, Any] = {**(chosen if of_sets else chosen[index])}
         length = sequences.tokens.shape[1] - (0 if part.at is None else int(part.at.min()))
-        each = len(sequences.tokens) * length
+        n_tokens = len(sequences.tokens) * length
         if of_sets:
-            sizes = {name: (1 + per_head) * each for name in own}
+            sizes = {name: (1 + per_head) * n_tokens for name in own}
         else:
-            sizes = {layer: _replays(view, part, layer, heads, per_head) * each for layer, heads in own.items()}
+            sizes = {layer: _replays(view, part, layer, heads, per_head) * n_tokens for layer, heads in own.items()}
         for together in filled(sizes, tokens):
             group = {key: own[key] for key in together}
             numbers = [[*own].index(key) for key in group] if of_sets else group
@@ -333,41 +322,51 @@ def sweep_jobs(
 
 
 def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draws: int) -> int:
-    """Return how many replays the heads of a layer have, with their controls."""
+    """Return the number of ablated runs that the heads of a layer need, controls included.
+
+    `draws` is the number of controls per head.
+    """
     most = len(heads) * (1 + draws)
     return min(most, view.n_heads(layer)) if part.beside_heads else most
 
 
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:
-    """Return the draws as a number. Raises ValueError for arguments that do not exist or do not go together."""
+    """Check options of `ablation_sweep` and return `draws` as a number, or None for the default.
+
+    `of_sets`: the user gave sets of heads. Raises ValueError for options that are unknown or do not go together.
+    """
     if control not in (None, "random"):
-        raise ValueError(f"control must be None or 'random', not {control!r}")
+        raise ValueError(f"control must be None or 'random', not {shown(control)}")
     if draws is not None and control is None:
-        raise ValueError(f"draws={draws} is of control='random': give that too")
+        raise ValueError(f"draws={shown(draws)} needs control='random': give that too")
     number = None if draws is None else counted(draws, 1, "draws is how many controls each effect has")
     if screen not in (None, "gradient"):
-        raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
+        raise ValueError(f"screen must be None or 'gradient', not {shown(screen)}")
     if screen is not None and not part.screened:
         raise ValueError(
-            "screen='gradient' is for replace='zero' or 'counterfactual', and for parts without blocks: leave it out"
+            f"screen='gradient' cannot estimate the part {part.name!r}: it needs replace='zero' or 'counterfactual', "
+            "or a part without blocks: leave screen= out"
         )
     if screen is not None and of_sets:
-        raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
+        raise ValueError("screen='gradient' estimates single heads, and heads= has sets: leave screen= out")
     if at is not None and part.at is not None:
-        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
+        raise ValueError(
+            f"at={shown(at)} was given, and the part has at={shown(part.at)} of its own: give only one of the two"
+        )
     return number
 
 
 def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
-    """Return the intact value, of a part's table."""
+    """Return a dict of attrs, `intact_value` and `intact_value_se`, from the table of any job of a sweep."""
     intact = MetricValue(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
     return {"intact_value": intact.value, "intact_value_se": intact.se}
 
 
 def _draws(view: AttentionView, layers: Iterable[int] | None, part: Part, draws: int | None) -> int:
-    """Return the random parts per head, or the most other heads that a head is compared with.
+    """Return the number of controls per head: random parts, or other heads of the layer at most.
 
-    `layers` None is of sets: the random sets per set.
+    `draws` is the user's number, None for the default. `layers=None` means sets of heads: return the number of random
+    sets per set. Raises ValueError for a layer with one head, if the control is other heads.
     """
     if layers is None:
         return draws or SETS
@@ -377,22 +376,24 @@ def _draws(view: AttentionView, layers: Iterable[int] | None, part: Part, draws:
     for layer, n_others in others.items():
         if n_others == 0:
             raise ValueError(
-                f"layer {layer}: the control of {part.name!r} is other heads of the layer, and there is one head: "
-                "leave control out"
+                f"layer {layer}: the control of {part.name!r} is other heads, and this layer has one head: "
+                "leave control= out"
             )
     most = max(others.values())
     if draws is not None and draws > most:
         warn_caller(
-            f"draws={draws}, but the control of {part.name!r} is other heads of the layer, of which there are {most}: "
-            f"control_p is not below 1 / {1 + most}"
+            f"draws={draws}, but the control of {part.name!r} is other heads of the layer, at most {most}: "
+            f"control_p cannot be below 1 / {1 + most}; give draws={most} or less"
         )
     return min(draws or most, most)
 
 
 def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
-    """Return heads by layer, of layers with rotary positions for a part of rotary pairs.
+    """Return the heads that a user named, as a dict from layer to heads; None stands for all heads.
 
-    Raises BadHead; UnsupportedArchitecture for layers without; ValueError for pairs that they lack, or none.
+    For a part of rotary pairs, all heads are the heads of layers with rotary positions. Raises BadHead;
+    UnsupportedArchitecture if a named layer has no rotary positions; ValueError for frequencies that do not exist, or
+    an empty list of them.
     """
     chosen = heads_by_layer(view, heads)
     if not part.rotary:
@@ -400,12 +401,13 @@ def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[i
     non_rotary = [layer for layer in chosen if view.rotary(layer) is None]
     if non_rotary and (heads is not None or len(non_rotary) == len(chosen)):
         raise UnsupportedArchitecture(
-            f"layer {non_rotary[0]}: no rotary positions, so there is no {part.name} to remove"
+            f"layer {non_rotary[0]}: no rotary positions, so there is no {part.name} to remove: name heads of other "
+            "layers, or remove another part"
         )
-    # Every head was asked for: layers without rotary positions, as of SmolLM3, are left out.
+    # By default, layers without rotary positions (SmolLM3 has some) are left out.
     rotary = {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
     if set(bound_parts(part, view, rotary)) != set(rotary):
-        raise ValueError("no frequencies were given, so there is nothing to sweep")
+        raise ValueError("the part has frequencies=[], so nothing is removed: name some frequencies")
     return rotary
 
 
@@ -417,7 +419,11 @@ def _table(
     by_layer: dict[int, list[int]],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
-    """Return the rows of heads of some layers, one after the other."""
+    """Ablate the heads `by_layer` (layer to heads) one at a time; return a DataFrame with a row per head.
+
+    `draws` is the number of controls per head, `prepared` the run without ablation and its value of each sequence. The
+    table's `attrs` hold the intact values and the sums of effects over heads, per sequence.
+    """
     intact, intact_value = prepared
     beside = draws > 0 and part.beside_heads
     tables, sums = [], dict[str, Any]()
@@ -427,7 +433,7 @@ def _table(
         names = {"layer": layer, "head": by_layer[layer]}
         rows = effect_rows(names, effects.values, deltas, controls, seed, sequences.distinct)
         tables.append(rows.assign(score_rms=effects.score_rms, **effects.control_columns))
-        # Heads from whose scores nothing was removed are in no sum of effects per size.
+        # A head that lost nothing has no effect per size, and is left out of that sum.
         sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
         own = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
         if draws and not beside:
@@ -444,10 +450,13 @@ def _table(
 def _above_control(
     deltas: Float64[np.ndarray, "heads sequences"], controls: Float64[np.ndarray, "heads draws sequences"]
 ) -> Float64[np.ndarray, "sequences"]:
-    """Return the sum over heads of effects less the mean of their draws; heads of which none was found are left out."""
-    found = ~np.isnan(controls[:, :, 0])
+    """Return for each sequence the sum over heads of (effect minus the mean effect of the head's controls).
+
+    Heads without controls are left out.
+    """
+    exists = ~np.isnan(controls[:, :, 0])
     above = [
-        delta - drawn[kept].mean(0) for delta, drawn, kept in zip(deltas, controls, found, strict=True) if any(kept)
+        delta - drawn[kept].mean(0) for delta, drawn, kept in zip(deltas, controls, exists, strict=True) if any(kept)
     ]
     return np.sum(above, axis=0) if above else np.zeros(deltas.shape[1])
 
@@ -455,7 +464,11 @@ def _above_control(
 def _effects(
     part: Part, sequences: TaskSequences, draws: int, seed: int, by_layer: dict[int, list[int]], intact: IntactRun
 ) -> dict[int, LayerEffects]:
-    """Ablate each of some heads in turn, and random parts in their place, or other heads of their layers."""
+    """Ablate heads one at a time, and their controls (random parts, or other heads); return effects by layer.
+
+    `by_layer` is a dict from layer to heads, `draws` the number of controls per head, `intact` the run without
+    ablation.
+    """
     view, others, ablated = intact.view, dict[int, list[list[int]]](), by_layer
     if draws and part.beside_heads:
         others = {layer: other_heads(view, layer, heads, draws, seed) for layer, heads in by_layer.items()}
@@ -463,7 +476,7 @@ def _effects(
             layer: [*heads, *sorted({other for drawn in others[layer] for other in drawn}.difference(heads))]
             for layer, heads in by_layer.items()
         }
-        # The control heads are ablated like the others, so no random parts are drawn.
+        # The controls are ablations of other heads, so no random parts are drawn.
         draws = 0
     bound, at = bound_parts(part, view, ablated, every=True), part.at
     layers = [
@@ -471,19 +484,22 @@ def _effects(
     ]
     run = None if at is None else continued_run(intact, int(at.min()))
     if at is None or run is None:
-        found = layer_effects(intact, sequences, layers)
+        effects = layer_effects(intact, sequences, layers)
     else:
-        found = effects_at_position(run, sequences, at, layers)
+        effects = effects_at_position(run, sequences, at, layers)
     return {
-        layer: beside_heads(one, ablated[layer], others[layer]) if others else one
-        for layer, one in zip(ablated, found, strict=True)
+        layer: beside_heads(own, ablated[layer], others[layer]) if others else own
+        for layer, own in zip(ablated, effects, strict=True)
     }
 
 
 def _joined(
     tables: list[pd.DataFrame], estimated: pd.DataFrame | None, sequences: TaskSequences
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the rows of all layers, beside the estimates of a screen, and the `attrs` of the table."""
+    """Join the tables of all jobs with the estimates of a screen; return the table and a dict of its `attrs`.
+
+    `estimated` is the table of estimates, None without a screen.
+    """
     attrs: dict[str, Any] = {**intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
     if estimated is None:
@@ -494,7 +510,7 @@ def _joined(
         }
         return table, attrs
     table = estimated.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
-    # The screen knows the size of what would be removed of heads that were not measured too.
+    # The screen also knows the size of the part for heads that were not measured.
     table["score_rms"] = estimated["score_rms"].to_numpy()
     correlation, pvalue = agreement(table.loc[table["measured"] == "control"])
     attrs["screen"] = {

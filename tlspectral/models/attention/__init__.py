@@ -1,1 +1,1 @@
-"""The scores of a head: from weights and from runs, what they allow in rounding, and the pattern they give."""
+"""The scores of a head from its weights and from runs, their tolerances, and the attention pattern that they give."""

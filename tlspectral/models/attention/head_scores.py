@@ -1,16 +1,18 @@
-"""The score of a head: its two sides, queries and keys, and every product of them.
+"""The scores of a head: queries, keys, and their products.
 
-A side is what enters the score behind a query/key norm, gain and phase, before any rotation. `HeadScores` has three
-makers: `of_stream` reads the residual stream with folded weights in float64, `of_run` takes the queries and keys of a
-run, `of_rows` some rows of queries and keys of one head. With `S+` the score with the model's own rotations and `S-`
-the same with every angle negated,
+A side (queries or keys) is taken after a query/key norm, gain and phase, and before any rotation. `HeadScores` has
+three constructors. `of_stream` computes the sides from the residual stream with folded weights in float64. `of_run`
+takes the queries and keys of a run. `of_rows` takes some rows of queries and keys of one head.
 
-    C = (S+ + S-) / 2     even in the offset: Re(M_t) and columns that do not turn
+Let S+ be the score with the model's own rotations and S- the score with every angle negated. Then
+
+    C = (S+ + S-) / 2     even in the offset: Re(M_t) and columns that do not rotate
     D = (S+ - S-) / 2     odd in the offset: Im(M_t)
 
-so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. `at_one_position`
-gives the C of the two tokens at offset 0, whose parts are the parts of the static M. All are matrices over pairs of
-tokens, without a loop over frequencies and without a d_model x d_model matrix (FP, sections 5, 8 and 10).
+The symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D add up to the score. `at_one_position` gives C
+at offset 0, whose symmetric and antisymmetric parts are those of the matrix M itself. All results are matrices over
+pairs of tokens, computed without a loop over frequencies and without a d_model x d_model matrix ("Fingerprint, Not
+Blueprint", sections 5, 8 and 10).
 """
 
 from collections.abc import Callable
@@ -46,10 +48,13 @@ Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pair
 
 @dataclass(frozen=True)
 class Rotation(Castable):
-    """The rotary pairs of a layer with cos and sin at some rows, as a run applied them or in float64.
+    """The rotary pairs of a layer, with cos and sin at some rows (tokens).
 
-    Tables are [(batch,) rows, pairs], or with an axis of heads (1 where all are alike) in front of the rows. Tables of
-    a spectral layer always have it, for the heads of the geometry.
+    geometry: which columns are pairs, and their frequencies.
+    cos, sin: from a run, or computed in float64.
+
+    Tables are [(batch,) rows, pairs], or [(batch,) heads, rows, pairs] (heads = 1 if all are alike). With learnable
+    rotary positions (a spectral layer) they always have the axis of heads, for the heads of the geometry.
     """
 
     geometry: RotaryGeometry
@@ -57,36 +62,44 @@ class Rotation(Castable):
     sin: Float[Tensor, "*batch rows pairs"]
 
     def of_heads(self, heads: list[int]) -> "Rotation":
-        """Return the rotation of some query heads of a spectral layer, in the given order; an ordinary one as it is."""
+        """Return a `Rotation` with cos and sin of some query heads of a layer with learnable rotary positions.
+
+        Other layers have the same rotation for all heads, and theirs is returned unchanged.
+        """
         if not self.geometry.per_head:
             return self
         return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
 
     def at_one_position(self) -> "Rotation":
-        """Return the rotation in which every row has the position of the first one."""
+        """Return a `Rotation` in which every row (token) has the position of the first row, so all offsets are 0."""
         return replace(self, cos=self.cos[..., :1, :], sin=self.sin[..., :1, :])
 
     def turned(
         self, x: Float[Tensor, "*batch heads rows d_head"], direction: Literal[1, -1], pairs: Any
     ) -> Float[Tensor, "*batch heads rows columns"]:
-        """Return the columns of some pairs, each rotated by its angle, or the other way for direction -1."""
+        """Return the columns of some rotary pairs of x, rotated by their angles.
+
+        direction: 1, or -1 to rotate by the negative angles. pairs: a mask, indices or a slice. Columns are [real
+        parts, imaginary parts].
+        """
         real, imag = (index.to(x.device)[pairs] for index in (self.geometry.real_index, self.geometry.imag_index))
         cos, sin = (self._per_head(table).to(x)[..., pairs] for table in (self.cos, direction * self.sin))
         return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
     def _per_head(self, table: Tensor) -> Tensor:
+        """Return a table of cos or sin, [batch, rows, pairs], with an axis of heads added; other tables unchanged."""
         return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
 
 @dataclass(frozen=True)
 class ScoreSide(Castable):
-    """Queries or keys of some heads, as they enter the score before any rotation.
+    """Queries or keys of some heads, after norms, gain and phase, before any rotation.
 
     Attributes:
         whole: with bias.
-        content: without bias, what M acts on.
-        token_scale: factor of norms behind the projection, 1/rms, None without one: per token, [*batch, heads, rows],
-            or per token and column, [*batch, heads, rows, d_head], where blocks of columns have norms of their own.
+        content: without bias; M acts on this part.
+        token_scale: factor (1/rms) of norms after the projection, None without one: [*batch, heads, rows] per token, or
+            [*batch, heads, rows, d_head] if blocks of columns have their own norms.
         rotation: cos and sin at the rows, None without rotary positions.
     """
 
@@ -96,22 +109,22 @@ class ScoreSide(Castable):
     rotation: Rotation | None
 
     def first(self) -> "ScoreSide":
-        """Return the side of the first sequence of a batch."""
+        """Return a `ScoreSide` with only the first sequence of the batch."""
         rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
         return replace(self.as_(lambda part: part[:1]), rotation=rotation)
 
     def copied(self) -> "ScoreSide":
-        """Return the side on tensors of its own."""
+        """Return a copy of these queries or keys that shares no tensor with them."""
         return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
 
     def in_float32(self) -> "ScoreSide":
-        """Return the side in float32."""
+        """Return a `ScoreSide` with these queries or keys in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
     def of_head(self, index: int) -> "ScoreSide":
-        """Return the side of one of the heads, of tensors [batch, heads, ...]."""
+        """Return the queries or keys of one head only. index: its place among the heads of this object."""
         rotation = self.rotation and self.rotation.of_heads([index])
         return replace(self.as_(lambda part: part[:, index : index + 1]), rotation=rotation)
 
@@ -125,11 +138,15 @@ def side(
     queries: bool = False,
     token_scale: Float[Tensor, "*batch_rows_heads_columns"] | None = None,
 ) -> ScoreSide:
-    """Return a side from queries or keys of some heads, as they are before a query/key norm, in float32 at least.
+    """Return queries or keys of some heads as a `ScoreSide`, in float32 or wider.
 
-    `bias` is None where there is none to tell apart. A spectral layer's gain and phase, which are in the rotation's
-    geometry, act on `queries`. `token_scale` is 1/rms, [*batch, rows, heads], where the norm takes its mean over other
-    heads too; the 1/rms of a latent is for each column, [*batch, rows, heads, d_head].
+    projected: queries or keys before their norm.
+    bias: their bias; None if content (the part without bias) is not kept apart.
+    norm: the query/key norm, None without one.
+    rotation: cos and sin of the heads, None without rotary positions.
+    queries: True applies gain and phase of learnable rotary positions, which stand in the rotation's geometry.
+    token_scale: the norm's 1/rms, [*batch, rows, heads], needed if the norm's mean runs over other heads too; in latent
+    attention [*batch, rows, heads, d_head].
     """
     whole = widened(projected)
     content = whole if bias is None else whole - bias.to(whole)
@@ -150,7 +167,12 @@ def key_side(
     rotation: Rotation | None,
     token_scale: Float[Tensor, "*batch pos heads d_head"] | None = None,
 ) -> ScoreSide:
-    """Return the key side of all query heads of a layer from the keys that they share, else as `side`."""
+    """Return the keys of a layer as a `ScoreSide`, repeated for each query head that shares them.
+
+    projected: keys before their norm, one per key/value head. bias: their bias; None if content (the part without bias)
+    is not kept apart. rotation: cos and sin, None without rotary positions. token_scale: the norm's 1/rms, if it is
+    known; default: computed from `projected`.
+    """
     keys = side(projected, bias, layer.k_norm, None, token_scale=token_scale)
     groups = layer.n_heads // layer.n_kv_heads
     whole, content = (part.repeat_interleave(groups, dim=-3) for part in (keys.whole, keys.content))
@@ -169,9 +191,17 @@ def _run_side(
     select: Callable[[Tensor, list[int]], Tensor],
     queries: bool = False,
 ) -> ScoreSide:
-    """Return one side of some heads: `places` index the captured tensor, `heads` the weights."""
+    """Return the queries or the keys of some heads in a run as a `ScoreSide`.
+
+    captured: queries or keys of all heads.
+    places: indices of the heads in `captured`. heads: their indices in `bias` and in the gains of `norm`.
+    bias, norm: of all heads of the layer.
+    rotation: cos and sin of these heads, None without rotary positions.
+    select: function that takes heads from a tensor [batch, pos, heads, ...].
+    queries: True applies gain and phase of learnable rotary positions.
+    """
     selected, scale = select(captured.projected, places), captured.token_scale
-    if norm is not None and norm.over_heads:  # its mean runs over other heads too
+    if norm is not None and norm.over_heads:  # the norm's mean runs over other heads too
         scale = norm.token_scale(widened(captured.projected))
     scale = None if scale is None else select(scale, places)
     return side(selected, bias[heads], norm and norm.of_heads(heads), rotation, queries=queries, token_scale=scale)
@@ -187,9 +217,11 @@ def _changed_side(
     *,
     queries: bool = False,
 ) -> ScoreSide:
-    """Return the side of one head whose queries or keys change before the norm; the other heads keep theirs.
+    """Return the queries or keys of one head as a `ScoreSide`, with `change` added before the norm.
 
-    `projected` and `change` are of all heads: a norm whose mean runs over them is taken again.
+    projected, change: of all heads, because a norm whose mean runs over heads is computed again. The other heads do not
+    change. change: None adds nothing. head: index of the head in `projected`. bias: None if content (the part without
+    bias) is not kept apart. queries: True applies gain and phase of learnable rotary positions.
     """
     changed = projected[..., [head], :] if change is None else projected[..., [head], :] + change[..., [head], :]
     scale = None
@@ -197,13 +229,16 @@ def _changed_side(
         every = projected.expand(*changed.shape[:-2], *projected.shape[-2:]).clone()
         every[..., [head], :] = changed
         scale = norm.token_scale(every)[..., [head]]
-    if norm is not None and norm.gain is not None and norm.gain.ndim == 2:  # some models repeat keys, gains they do not
+    if norm is not None and norm.gain is not None and norm.gain.ndim == 2:  # some models repeat keys but not gains
         norm = norm.of_heads([head * len(norm.gain) // projected.shape[-2]])
     return side(changed, bias, norm, rotation, queries=queries, token_scale=scale)
 
 
 def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tensor | None) -> Rotation:
-    """Return the rotation of one head at some rows, which may differ by sequence (None: at all)."""
+    """Return the `Rotation` of one head at some rows. cos, sin: [pos, pairs].
+
+    rows: positions, [rows] or [sequences, rows]; None: all positions.
+    """
     if rows is None:
         return Rotation(geometry, cos, sin)
     if rows.ndim == 1:
@@ -212,26 +247,33 @@ def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tenso
 
 
 def keys_read(heads: list[int], n_heads: int, n_keys: int) -> list[int]:
-    """Return which of the keys or values of a layer some query heads read: shared in groups, or one per query head."""
+    """Return for each query head the index of the key (or value) head that it reads.
+
+    n_heads: query heads of the layer. n_keys: key heads, fewer if query heads share them.
+    """
     return [head // (n_heads // n_keys) for head in heads]
 
 
 def _heads_of(tensor: Tensor, heads: list[int]) -> Tensor:
+    """Return some heads of a tensor [batch, pos, heads, ...]."""
     return tensor[:, :, heads]
 
 
 def _as_stored(weight: Tensor) -> Tensor:
+    """Return the weight unchanged."""
     return weight
 
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Scores of some heads of a layer, [*batch, heads, queries, keys].
+    """Scores of some heads of a layer, computed from their queries and keys.
+
+    Methods that return scores return a tensor [*batch, heads, queries, keys].
 
     Attributes:
-        layer: what the layer has beside its weights.
-        heads: their indices in the layer. Jobs that are stacked on the batch (head i of copy i) take its place.
-        query, key: the two sides.
+        layer: settings of the layer: score scale, softcap, norms, rotation.
+        heads: indices of the heads in the layer. If several jobs are stacked on the batch, head i of copy i.
+        query, key: queries and keys.
     """
 
     layer: LayerSettings
@@ -243,9 +285,10 @@ class HeadScores:
     def of_stream(
         cls, layer: AttentionLayer, residual: Float64[Tensor, "batch pos d_model"], tables: Tables | None
     ) -> "HeadScores":
-        """Return the scores of all heads of a folded layer from the residual stream that enters it, in float64.
+        """Return the `HeadScores` of all heads of a folded layer from its input stream, in float64.
 
-        `tables` are cos and sin of each pair, of a spectral layer per query head.
+        residual: the residual stream that enters the layer. tables: (cos, sin) of each rotary pair, with learnable
+        rotary positions per query head; None without rotary positions.
         """
         n = layer.norm.normalized(residual)
         rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
@@ -274,11 +317,13 @@ class HeadScores:
         *,
         select: Callable[[Tensor, list[int]], Tensor] | None = None,
     ) -> "HeadScores":
-        """Return the scores of some heads from what passes the hook points of queries and keys in a run.
+        """Return the `HeadScores` of some heads from a run's activations at the hook points of queries and keys.
 
-        `rotation` is of these heads (`Rotation.of_heads`). Gradients reach biases and gains of a `RawAttention`, while
-        a folded layer has copies. `select(tensor, heads)` takes heads from a tensor [batch, pos, heads, ...]. Default:
-        the same heads from the whole batch.
+        layer: with a `RawAttention` gradients reach biases and gains; an `AttentionLayer` holds copies.
+        query, key: activations at the two hook points.
+        rotation: rotation of these heads (`Rotation.of_heads`), None without rotary positions.
+        select: function of (tensor [batch, pos, heads, ...], heads) that takes heads. Default: these heads from the
+        whole batch.
         """
         if isinstance(layer, AttentionLayer):
             b_q, b_k = layer.b_q, layer.b_k
@@ -311,17 +356,18 @@ class HeadScores:
         key_change: Float[Tensor, "*copies keys kv_heads d_head"] | None = None,
         biases: tuple[Tensor, Tensor] | None = None,
     ) -> "HeadScores":
-        """Return `HeadScores` of one head, for some queries and keys, each at a position that the caller gives.
+        """Return the `HeadScores` of one head between some queries and some keys at given positions.
 
         Args:
-            query, key: queries and keys before the query/key norm and before rotation, of all heads of the layer; keys
-                may be repeated per query head. A layer without such a norm needs this head alone.
-            tables: cos and sin of each rotary pair at all positions; of a spectral layer for each head.
-            query_rows, key_rows: the position of each query and key. One position stands for all of them; without
-                `key_rows` key i stands at position i.
-            query_change, key_change: added to queries and keys in front of the norm, which is computed again.
-            biases: the biases of queries and keys, to keep them apart from what M makes of the stream. Default: they
-                are not kept apart.
+            query, key: queries and keys before query/key norm and rotation, of all heads of the layer; keys may be
+                repeated per query head. A layer without such a norm needs only this head.
+            tables: (cos, sin) of each rotary pair at all positions, with learnable rotary positions per head; None
+                without rotary positions.
+            query_rows, key_rows: position of each query and key; one position stands for all. Default of `key_rows`:
+                key i is at position i.
+            query_change, key_change: added to queries and keys before the norm, which is computed again.
+            biases: biases of queries and keys, so that content (the part on which M acts) is kept apart. Default: not
+                kept apart.
         """
         at_query = at_key = None
         if tables is not None and layer.rotary is not None:
@@ -339,7 +385,7 @@ class HeadScores:
         )
 
     def first(self) -> "HeadScores":
-        """Return the scores of the first sequence of a batch."""
+        """Return the `HeadScores` of only the first sequence of the batch."""
         return replace(self, query=self.query.first(), key=self.key.first())
 
     @property
@@ -348,17 +394,17 @@ class HeadScores:
         return (*self.query.whole.shape[:-1], self.key.whole.shape[-2])
 
     def copied(self) -> "HeadScores":
-        """Return the scores on queries, keys and rotations of their own, for a user's part that may write into them."""
+        """Return a copy that shares no tensor with this object, for a user's part that may write into tensors."""
         return HeadScores(self.layer, [*self.heads], self.query.copied(), self.key.copied())
 
     def in_float32(self) -> "HeadScores":
-        """Return the scores in float32."""
+        """Return the `HeadScores` with queries and keys in float32."""
         return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
 
     def at_one_position(self) -> "HeadScores":
-        """Return the scores of the same rows at queries and keys, all tokens of a sequence at one position.
+        """Return the `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
 
-        Every pair then has offset 0: rotations cancel, and factors on cos and sin, gain and phase stay.
+        Queries and keys must be the same rows. Rotations cancel; factors on cos and sin, gain and phase remain.
         """
         rotation = self.key.rotation
         if rotation is None:
@@ -367,19 +413,19 @@ class HeadScores:
         return replace(self, query=replace(self.query, rotation=at_one), key=replace(self.key, rotation=at_one))
 
     def of_head(self, index: int) -> "HeadScores":
-        """Return the scores of one of the heads."""
+        """Return the `HeadScores` of one head only. index: its place in `heads`."""
         return HeadScores(self.layer, [self.heads[index]], self.query.of_head(index), self.key.of_head(index))
 
     def whole(self) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return scaled scores with biases, before softcap, ALiBi and mask."""
+        """Return the scaled scores with biases, before softcap, ALiBi and mask."""
         return self.layer.score_scale * self._product(self.query.whole, self.key.whole, 1)
 
     def inside(self) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return what M gives of `whole`: the product without biases."""
+        """Return the part of the scaled scores that comes from M = W_Q W_K^T: the product without biases."""
         return self.layer.score_scale * self._product(self.query.content, self.key.content, 1)
 
     def own(self) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return scores as the model has them before its mask: `whole` with ALiBi, behind the softcap."""
+        """Return the model's own scores before its mask: scaled, with biases, ALiBi and softcap."""
         scores = self.whole()
         if self.layer.alibi is not None:
             bias = self.layer.alibi.bias(torch.arange(scores.shape[-1]))[self.heads]
@@ -387,23 +433,36 @@ class HeadScores:
         return softcapped(scores, self.layer.softcap)
 
     def even(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return C, scaled."""
+        """Return C, the part of the scaled score that is even in the offset: (score + score with negated angles) / 2.
+
+        include_bias: True includes the biases of queries and keys; default: without.
+        """
         return self._even(*self._parts(include_bias)).mul_(self.layer.score_scale)
 
     def symmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return (C + C^T)/2, scaled."""
+        """Return the symmetric part of the scaled score: (C + C^T)/2, with C the part that is even in the offset.
+
+        include_bias: True includes the biases of queries and keys; default: without.
+        """
         content = self._even(*self._parts(include_bias))
         return (self._mirrored(content, include_bias) + content).mul_(self.layer.score_scale / 2)
 
     def antisymmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return (C - C^T)/2, scaled."""
+        """Return the antisymmetric part of the scaled score: (C - C^T)/2, with C the part that is even in the offset.
+
+        include_bias: True includes the biases of queries and keys; default: without.
+        """
         content = self._even(*self._parts(include_bias))
         return (content - self._mirrored(content, include_bias)).mul_(self.layer.score_scale / 2)
 
     def phase(
         self, pairs: Bool[Tensor, "pairs"] | None = None, *, include_bias: bool = False
     ) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return D, scaled, of all rotary pairs or of some."""
+        """Return the part of the scaled score that is odd in the offset: the phase Im(M_t) of the rotary pairs t.
+
+        pairs: mask of rotary pairs, default all. include_bias: True includes the biases of queries and keys; default:
+        without.
+        """
         queries, keys = self._parts(include_bias)
         forward = self._turning(queries, keys, 1, pairs)
         return forward.sub_(self._turning(queries, keys, -1, pairs)).mul_(self.layer.score_scale / 2)
@@ -411,31 +470,46 @@ class HeadScores:
     def of_pairs(
         self, pairs: Bool[Tensor, "*of_heads pairs"] | None = None
     ) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return what the contents of all rotary pairs or of some contribute, scaled; a mask may differ by head."""
+        """Return what some rotary pairs (default: all) add to the scaled score, without biases.
+
+        pairs: a mask [pairs], or [heads, pairs] if it differs by head.
+        """
         if pairs is not None and pairs.ndim == 2:
-            return torch.cat([self.of_head(index).of_pairs(one) for index, one in enumerate(pairs)], dim=1)
+            return torch.cat([self.of_head(index).of_pairs(mask) for index, mask in enumerate(pairs)], dim=1)
         return self._turning(self.query.content, self.key.content, 1, pairs).mul_(self.layer.score_scale)
 
     def between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the scaled product of other queries and keys at the same rows, rotated as the sides are."""
+        """Return the scaled product of other queries and keys, rotated like the queries and keys of this object.
+
+        queries, keys: [*batch, heads, rows, d_head], at the same rows (tokens) as this object's.
+        """
         return self._product(queries, keys, 1).mul_(self.layer.score_scale)
 
     def turning_between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return `between` of the rotary columns alone; 0 without rotary positions."""
+        """Return the scaled product of these queries and keys over rotary columns only, rotated as in this object.
+
+        queries, keys: [*batch, heads, rows, d_head]. The result is 0 without rotary positions.
+        """
         if self.key.rotation is None:
             return torch.zeros_like(queries @ keys.mT)
         return self._turning(queries, keys, 1, None).mul_(self.layer.score_scale)
 
     def _parts(self, include_bias: bool) -> tuple[Tensor, Tensor]:
+        """Return (queries, keys): with biases if include_bias is True, else only the contents on which M acts."""
         query, key = self.query, self.key
         return (query.whole, key.whole) if include_bias else (query.content, key.content)
 
     def _even(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the part of the products of queries and keys that is even in the offset (C), not scaled."""
         content = self._product(queries, keys, 1)
         return content if self.key.rotation is None else content.add_(self._product(queries, keys, -1)).div_(2)
 
     def _mirrored(self, content: Tensor, include_bias: bool) -> Tensor:
-        """Return C of the two tokens exchanged. The factors of norms behind the projections stay at query and key."""
+        """Return C (the part of the score that is even in the offset) with the two tokens exchanged, not scaled.
+
+        content: C itself. The norms' factors per token are not exchanged: the query's factor stays at the query, the
+        key's at the key.
+        """
         at_query, at_key = self.query.token_scale, self.key.token_scale
         if at_query is None and at_key is None:
             return content.mT
@@ -447,7 +521,10 @@ class HeadScores:
         return self._even(queries / ratio, keys * ratio).mT
 
     def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
-        """Return unscaled products of queries and keys, non-rotary columns among them."""
+        """Return the products of queries and keys over all columns, rotated, not scaled.
+
+        direction: -1 negates every angle.
+        """
         if self.key.rotation is None:
             return queries @ keys.mT
         non_rotary = self.key.rotation.geometry.still_columns.to(queries.device)
@@ -457,7 +534,10 @@ class HeadScores:
     def _turning(
         self, queries: Tensor, keys: Tensor, direction: Literal[1, -1], pairs: Bool[Tensor, "pairs"] | None
     ) -> Tensor:
-        """Return unscaled products over the rotary columns alone, of all pairs or of some."""
+        """Return the products of queries and keys over the rotary columns of some pairs, rotated, not scaled.
+
+        direction: -1 negates every angle. pairs: a mask; None: all.
+        """
         assert self.query.rotation is not None
         assert self.key.rotation is not None
         mask = slice(None) if pairs is None else pairs
@@ -467,7 +547,7 @@ class HeadScores:
 def key_weights(
     scores: Float[Tensor, "*batch queries keys"], visible: Bool[Tensor, "*mask queries keys"]
 ) -> Float[Tensor, "*batch queries keys"]:
-    """Return the softmax of scores over visible keys; rows that see no key are 0."""
+    """Return the softmax of scores over the visible keys; a row without visible keys is 0."""
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
 
@@ -476,9 +556,11 @@ def key_weights(
 
 
 class RebuiltScores(NamedTuple):
-    """Scaled scores of every pair of tokens: as the model has them before its mask, and parts before a softcap.
+    """Scaled scores of every pair of tokens, rebuilt from the residual stream.
 
-    The parts are those from M (`inside`) and from biases and ALiBi (`outside`).
+    total: as the model has them before its mask, softcap included.
+    inside: the part from M, before the softcap.
+    outside: the part from biases and ALiBi, before the softcap.
     """
 
     total: Float64[Tensor, "batch heads pos pos"]
@@ -487,9 +569,11 @@ class RebuiltScores(NamedTuple):
 
 
 def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor]) -> RebuiltScores:
-    """Return a layer's scores in float64 from what its hook points "residual" and any "cos" and "sin" saw.
+    """Return a layer's scores in float64 as `RebuiltScores`, rebuilt from the residual stream that entered it in a run.
 
-    Raises as `AttentionView.layer`, `rotation_tables` and `require_even_scale`.
+    index: the layer. captured: activations of the run, from hook point name to tensor: "residual", and "cos" and "sin"
+    if the layer has these points. Raises UnsupportedArchitecture or BadWeights if the layer cannot be read,
+    ScoreMismatch if the model rotates by other angles, ValueError if the prompt is too long for one score scale.
     """
     raw = view.raw(index)
     residual = captured[view.hook_names(index)["residual"]]
@@ -516,9 +600,11 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
 def rotation_tables(
     view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
-    """Return the model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies.
+    """Return (cos, sin) per position and rotary pair as the model applied them in a run; None without rotary positions.
 
-    Raises ScoreMismatch where the model rotates its pairs by other angles.
+    rotary: the layer's geometry, whose frequencies the tables must agree with. index: the layer. n_positions: tokens of
+    the prompt. captured: activations of the run, from hook point name to tensor. A layer with learnable rotary
+    positions has an axis of heads in front. Raises ScoreMismatch if the model rotates by other angles.
     """
     if rotary is None:
         return None
@@ -531,12 +617,12 @@ def rotation_tables(
         per_pair(table.reshape(-1, *exact[0].shape[:-1], table.shape[-1])[0].cpu().double(), rotary) for table in tables
     )
     drift = torch.stack([(cos - exact[0]).abs().max(), (sin - exact[1]).abs().max()]).max()
-    limit, advice = rotary.valid_up_to, "its frequencies are read wrongly, so nothing is computed from them"
+    limit, advice = rotary.valid_up_to, "the frequencies that were read are wrong: please report this model"
     if limit is not None and n_positions > limit:
         advice = (
             f"the prompt has {n_positions} tokens, and rotary frequencies of this model change past {limit} (LongRoPE, "
-            f"dynamic NTK): the operators are those of prompts of at most {limit} tokens, so use such prompts"
+            f"dynamic NTK): use prompts of at most {limit} tokens"
         )
-    where = f"layer {index}: the model rotates its pairs by other angles than its frequencies say; cos and sin differ"
+    where = f"layer {index}: the model rotates its pairs by other angles than its frequencies give; cos and sin differ"
     require_close(drift, drift, tables[0].dtype, "rotation", where, advice, ScoreMismatch)
     return cos, sin

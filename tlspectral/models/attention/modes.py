@@ -1,4 +1,4 @@
-"""The singular modes of a head's query-key operator M = W_Q W_K^T, norms folded in."""
+"""The singular modes of a head's query-key matrix M = W_Q W_K^T, norms folded in."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from tlspectral.models.reading.layer import AttentionLayer
 
 @dataclass(frozen=True)
 class Modes:
-    """M = sum_k s_k u_k v_k^T, largest s_k first, those that are above the rounding of storage.
+    """The singular value decomposition of a head's M: M = sum_k s_k u_k v_k^T, largest s_k first.
+
+    Modes with s_k below the rounding of the stored type are left out.
 
     Attributes:
-        query, key: u_k and v_k as columns, unit vectors of the residual stream behind the norm.
+        query, key: u_k and v_k as columns; unit vectors of the residual stream after the norm.
         values: s_k.
-        read_query: x . u_k of a query without bias, [d_head, modes]: what stands behind W_Q times this.
-        written_query: u_k^T W_Q, the query that mode k alone makes, [modes, d_head].
-        square: sum of all squared singular values.
-        triangle: R of W_Q = Q R.
+        read_query: [d_head, modes]; a query (without bias) times this matrix is x . u_k.
+        written_query: [modes, d_head], u_k^T W_Q: the query that direction u_k alone makes.
+        square: sum of the squares of all singular values.
+        triangle: R of the QR decomposition W_Q = Q R.
     """
 
     query: Float64[Tensor, "d_model modes"]
@@ -36,12 +38,13 @@ class Modes:
 
 
 def query_key_modes(layer: AttentionLayer, heads: list[int]) -> list[Modes]:
-    """Return the modes of some heads. A query without bias, x W_Q, times `read_query` is x . u_k, as u_k = M v_k / s_k.
+    """Return the singular modes of the query-key matrix M of each of these heads, as a list of `Modes`.
 
-    With a query/key norm W_Q and W_K carry its gains, and W_Q of a spectral layer gain and phase: the query is then the
-    one behind these, without the factor of its token.
+    A query without bias, x W_Q, times `read_query` is x . u_k, because u_k = M v_k / s_k. With a query/key norm, W_Q
+    and W_K include its gain, and W_Q of a layer with learnable rotary positions includes gain and phase. "Query" then
+    means the query after these, without the norm's factor per token.
     """
-    found, factors = [], layer.operator_factors()
+    modes, factors = [], layer.operator_factors()
     tolerance = rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head)
     with one_thread():
         for w_q, w_k in ((factors[0][head], factors[1][head]) for head in heads):
@@ -50,5 +53,5 @@ def query_key_modes(layer: AttentionLayer, heads: list[int]) -> list[Modes]:
             left, right, large = left[:, kept], right[:, kept], values[kept]
             read, square = (w_k.T @ right) / large, float(values.square().sum())
             triangle = torch.linalg.qr(w_q, mode="r").R
-            found.append(Modes(left, large, right, read, left.T @ w_q, square, triangle))
-    return found
+            modes.append(Modes(left, large, right, read, left.T @ w_q, square, triangle))
+    return modes

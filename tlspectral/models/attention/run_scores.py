@@ -1,4 +1,4 @@
-"""Which keys the queries of a run see, and the check that its attention is the softmax of scores."""
+"""Which keys the queries of a run see, and a check that a run's attention is the softmax of its scores."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,9 +12,13 @@ from tlspectral.models.reading.view import AttentionView
 def visible_keys(
     view: AttentionView, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> Bool[Tensor, "batch heads queries keys"]:
-    """Return which keys the queries of a layer see, from the scores that it exposes, or causal ones without padding.
+    """Return a bool mask [batch, heads, queries, keys]: True for the keys that the queries of a layer see.
 
-    `captured` has these scores, or some of them. Batch and heads are 1 where all are alike.
+    index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook point name to
+    tensor, with all or some of the layer's scores.
+
+    The mask is read from the scores that the layer's hook point shows, if any. Otherwise the layer's own mask is
+    assumed, without padding. Axes of batch and heads have length 1 if the mask is the same for all.
     """
     name = view.hook_names(index).get("scores")
     if name is None:
@@ -30,9 +34,13 @@ def require_own_pattern(
     *,
     largest: float | None = None,
 ) -> None:
-    """Refuse attention of a run that is not the softmax of the scores of its queries and keys, -inf where masked.
+    """Raise ScoreMismatch unless a run's attention pattern is the softmax of `scores`, up to rounding.
 
-    `largest` is the largest |score| of the layer where it is known, else the largest of these. Raises ScoreMismatch.
+    scores: rebuilt from queries and keys, -inf where masked.
+    pattern: attention of the run.
+    stored: type in which the model computes.
+    largest: largest |score| of the layer; default: of these scores.
+    where: the layer, beginning of the message.
     """
     size = scores.masked_fill(scores.isinf(), 0.0).abs().max()
     require_close(
@@ -40,7 +48,7 @@ def require_own_pattern(
         size if largest is None else torch.full_like(size, largest),
         stored,
         "pattern",
-        f"{where}: the attention of the run differs from that of its queries and keys",
+        f"{where}: the attention of the run differs from the softmax of its queries' and keys' scores",
         LOOK_FOR_HOOKS,
         ScoreMismatch,
     )

@@ -1,4 +1,4 @@
-"""How far two routes to one quantity may differ by rounding, and the refusal of what differs by more."""
+"""How much two computations of one quantity may differ by rounding, and errors if they differ by more."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,11 @@ Quantity = Literal[
 
 @dataclass(frozen=True)
 class Noise:
-    """Largest difference that rounding leaves, `absolute + relative * size`: in float32 and wider, and in 16 bits.
+    """The largest difference that rounding explains: absolute + relative * size.
 
-    `in_eps`: the numbers for 16 bits are multiples of the type's own resolution.
+    wide: (absolute, relative) for float32 and wider.
+    half: (absolute, relative) for 16-bit types.
+    in_eps: the numbers in `half` are multiples of the type's resolution (eps).
     """
 
     wide: tuple[float, float]
@@ -69,11 +71,11 @@ NOISE: dict[Quantity, Noise] = {
 
 
 LOOK_FOR_HOOKS = "look for hooks that edit queries, keys, scores or the pattern, or run verify_scores"
-"""Advice where a run's attention is not the attention of its own queries and keys."""
+"""Advice in errors where a run's attention does not follow from its own queries and keys."""
 
 
 def noise_of(what: Quantity, stored: torch.dtype) -> tuple[float, float]:
-    """Return the absolute and the relative part of the largest difference allowed in a type."""
+    """Return (absolute, relative) of the largest allowed difference of a quantity, for a stored type."""
     noise, eps = NOISE[what], torch.finfo(stored).eps
     if eps < 1e-4:
         return noise.wide
@@ -90,7 +92,16 @@ def require_close(
     advice: str,
     error: Callable[[str], Exception],
 ) -> None:
-    """Refuse a difference as `nearest_bound` does; in a hook of a pass of `checked_at_end` when the pass ends."""
+    """Raise `error` if two computations of a quantity differ by more than rounding explains.
+
+    difference: absolute differences between the computations; each is judged separately.
+    size: size of each value; the allowed difference grows with it (`NOISE`).
+    stored: type in which the model stores the quantity. what: the quantity, a key of `NOISE`.
+    where: beginning of the message (one for all, or one per difference). advice: end of the message.
+    error: class of the exception.
+
+    In a hook of a pass inside `checked_at_end` the check waits until the pass ends.
+    """
     judge = partial(nearest_bound, stored=stored, what=what, where=where, advice=advice, error=error)
     judged((difference, size), judge)
 
@@ -104,22 +115,27 @@ def nearest_bound(
     advice: str,
     error: Callable[[str], Exception],
 ) -> tuple[float, float]:
-    """Return the difference nearest its bound, and the bound. Raises `error` where it is larger, or NaN.
+    """Return (the difference nearest to its bound, that bound).
 
-    Absolute differences between two routes to a quantity are each judged by themselves, by the quantity's size, as
-    `NOISE` has it, and the type that the model stores it in. The message begins with `where`, which says what differs
-    from what (for all, or for each difference), and ends with `advice` and the names of open `ablate` contexts.
+    Raises `error` if a difference exceeds its bound or is NaN.
+
+    difference: absolute differences between two computations; each is judged separately.
+    size: size of each value, as `NOISE` defines it for the quantity.
+    stored: type in which the model stores the quantity. what: the quantity, a key of `NOISE`.
+    where: beginning of the message, which says what differs (one for all, or one per difference).
+    advice: end of the message; the names of open `ablate` blocks follow it.
+    error: class of the exception.
     """
     absolute, relative = noise_of(what, stored)
-    difference, size = (each.detach().cpu().double() for each in (difference, size))
+    difference, size = (tensor.detach().cpu().double() for tensor in (difference, size))
     excess = (difference - absolute - relative * size).nan_to_num(torch.inf, torch.inf, -torch.inf).flatten()
     index = int(excess.argmax())
-    found, of_size = float(difference.flatten()[index]), float(size.flatten()[index])
+    largest_difference, of_size = float(difference.flatten()[index]), float(size.flatten()[index])
     allowed = absolute + relative * of_size
-    if not found <= allowed:
+    if not largest_difference <= allowed:
         compared = where if isinstance(where, str) else where[index]
         raise error(
-            f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); "
+            f"{compared} by {largest_difference:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); "
             f"{advice}{naming_open_contexts()}"
         )
-    return found, allowed
+    return largest_difference, allowed

@@ -1,5 +1,5 @@
-"""The attention layers of a checkpoint, read from its files one at a time, so that it may be larger than memory.
+"""Read the attention layers of a checkpoint from its files, one at a time: it may be larger than memory.
 
-Only safetensors are opened. Each layer is put into a one-layer model of the checkpoint's own architecture. It is then
-read by the same code as a loaded model, and its scores are checked the same way. Only the weights asked for are read.
+Only safetensors are opened. A layer is put into a one-layer model of the checkpoint's own architecture, which is read
+and checked by the same code as a loaded model. Only the weights that a measurement needs are read.
 """

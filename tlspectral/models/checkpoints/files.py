@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint, in a folder or on the hub: which holds which tensor, and reading them."""
+"""`CheckpointFiles`: find and read the tensors of a checkpoint in safetensors files, in a folder or on the hub."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -25,17 +25,25 @@ from tlspectral.models.reading.digests import stored_bytes
 
 
 class CheckpointFiles:
-    """The safetensors files of a checkpoint. From a hub only the files that are asked for are fetched.
+    """The safetensors files of a checkpoint, in a folder or on the hub.
 
-    `record` is the provenance that tables store, and `name` the checkpoint's name in messages.
+    Only hub files with needed tensors are downloaded.
+
+    Attributes:
+        source: where the checkpoint is, a `Source`, fixed to one commit.
+        config_folder: the folder with its config.json.
+        record: origin that tables store, a dict.
+        name: the checkpoint's name in messages.
+        index: path of the index file, or None.
+        file_of: dict from tensor name to the name of its file.
 
     Raises:
         FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
-        BadWeights: the weights are stored as pickles only, an adapter lies beside them, or the files cannot be read.
+        BadWeights: the weights are stored only as pickles, the folder also holds an adapter, or files are damaged.
     """
 
     def __init__(self, source: Source):
-        # Pinned to one commit: a branch may move on between one file and the next.
+        # Fixed to one commit, because a branch can change between two downloads.
         self.source, self.config_folder = pinned(source) if source.kind == "hub" else (source, Path(source.location))
         self.record, self.name = self.source.record, str(self.source.record["model"])
         refuse_adapter(self.config_folder, self.name)
@@ -43,9 +51,11 @@ class CheckpointFiles:
         self.file_of = self._tensors()
 
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return type (as safetensors writes it, `"BF16"`) and shape of tensors, from the files' headers alone.
+        """Return a dict from tensor name to (type, shape), read from file headers.
 
-        Raises BadWeights for a file that is damaged, or does not hold a tensor that the index promises.
+        The type has its name in safetensors, such as "BF16".
+
+        Raises BadWeights for a damaged file, or if a file lacks a tensor that the index promises.
         """
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for path, names in self._by_file(tensors).items():
@@ -54,13 +64,13 @@ class CheckpointFiles:
                 self._require_indexed({path.name: held})
                 for name in names:
                     if name not in held:
-                        raise BadWeights(f"{path} does not hold {name}, which {INDEX} says it does")
+                        raise BadWeights(f"{path} does not hold {name}, which {INDEX} says it does; fetch both again")
                     header = file.get_slice(name)
                     found[name] = str(header.get_dtype()), tuple(header.get_shape())
         return found
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all tensors in the files of a folder that are there; of a hub model none."""
+        """Return a dict from tensor name to shape, for all tensors in the files of a folder; {} for a hub model."""
         found: dict[str, tuple[int, ...]] = {}
         for file in sorted(set(self.file_of.values())) if self.source.kind == "folder" else ():
             if (path := self.config_folder / file).is_file():
@@ -69,7 +79,7 @@ class CheckpointFiles:
         return found
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
-        """Return the tensors as stored, mapped from their files: a page is read when it is used. Nothing is copied."""
+        """Return a dict from tensor name to tensor as stored, on the CPU, memory-mapped: data are read when used."""
         values: dict[str, Tensor] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:
@@ -77,7 +87,7 @@ class CheckpointFiles:
         return values
 
     def digest(self, tensors: Iterable[str]) -> str:
-        """Return the SHA-256 of names and bytes of tensors, as stored, in the order of their names."""
+        """Return the SHA-256 (hex) of names and stored bytes of tensors, sorted by name."""
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
@@ -85,12 +95,18 @@ class CheckpointFiles:
         return digest.hexdigest()
 
     def _by_file(self, tensors: Iterable[str]) -> dict[Path, list[str]]:
+        """Return a dict from the path of a file to the names of those of the tensors that it holds."""
         names: dict[Path, list[str]] = {}
         for tensor in tensors:
             names.setdefault(self._path(self.file_of[tensor]), []).append(tensor)
         return names
 
     def _tensors(self) -> dict[str, str]:
+        """Return a dict from tensor name to file name, for all tensors of the checkpoint.
+
+        Raises FileNotFoundError without weights, BadWeights if the weights are not safetensors or two files hold one
+        tensor.
+        """
         names = weight_names(read_json(self.config_folder / "config.json"))
         readable = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
         require_one_kind(self.config_folder, readable)
@@ -112,10 +128,10 @@ class CheckpointFiles:
         )
 
     def _indexed(self, index: Path) -> dict[str, str]:
-        """Return the file of each tensor by an index, and of tensors that the index does not name, by the files.
+        """Return a dict from tensor name to file name, from an index and from existing files with further tensors.
 
-        Shards of a hub model are not fetched for it: `stored` compares those that it opens. Raises BadWeights as
-        `require_indexed`.
+        Files of a hub model are not downloaded for this; `stored` compares the files that it opens. Raises BadWeights
+        for a damaged index, or for files with different values of one tensor.
         """
         self.index, named = index, indexed_files(index)
         files = [] if self.source.kind == "hub" else sorted(set(named.values()))
@@ -125,11 +141,18 @@ class CheckpointFiles:
         return {tensor: file for file, tensors in held.items() for tensor in tensors} | named
 
     def _require_indexed(self, held: Mapping[str, Iterable[str]]) -> None:
+        """Raise BadWeights if files disagree with the index (if there is one), or hold other values of one tensor.
+
+        held: from file name to the names of the tensors in it.
+        """
         if self.index is not None:
             require_indexed(self.index, self.file_of, held, self._path)
 
     def _each_once(self, files: list[str]) -> dict[str, str]:
-        """Return the file of each tensor. Raises BadWeights for one that two files hold."""
+        """Return a dict from tensor name to file name, from safetensors files without an index.
+
+        files: names of the files. Raises BadWeights if two files hold the same tensor.
+        """
         found: dict[str, str] = {}
         for file in files:
             for tensor in names_in(self._path(file)):
@@ -142,13 +165,14 @@ class CheckpointFiles:
         return found
 
     def _path(self, file: str) -> Path:
+        """Return the path of a file of weights, downloaded if needed. Raises BadWeights if it does not exist."""
         path = self._first(file)
         if path is None:
             raise BadWeights(f"{self.name}: {file}, which {INDEX} names, is not there; fetch the safetensors again")
         return path
 
     def _first(self, *files: str) -> Path | None:
-        """Return the first of these files that exists; of a hub model, from the cache where it is cached."""
+        """Return the path of the first of these files that exists, downloaded for a hub model if needed; or None."""
         if self.source.kind == "hub":
             return first_file(self.source, files)
         paths = [self.config_folder / file for file in files]

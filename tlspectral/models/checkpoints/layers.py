@@ -1,4 +1,4 @@
-"""The layers of a checkpoint as views, one in memory at a time."""
+"""`WeightFiles`: the layers of a checkpoint as views, with one layer in memory at a time."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import note_single_runs
 
 Matrices = Literal["query-key", "output", "positions"]
-"""The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
+"""Which weights of a layer to read: queries and keys; values and output; or queries, keys and learned positions."""
 
 STREAMED_MODEL_TYPES = (
     "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "codegen", "cohere", "cohere2", "deepseek_v2",
@@ -38,7 +38,7 @@ STREAMED_MODEL_TYPES = (
     "openai-gpt", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
     "qwen3_next", "recurrent_gemma", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu",
 )  # fmt: skip
-"""`model_type` of the configs whose layers are read from files."""
+"""Values of `model_type` in config.json of the models whose layers can be read from files."""
 
 _LAYER_KEY = re.compile(r"((?:.*\.)?(?:layers|h|blocks)\.)(\d+)\.(.+)")
 _NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn|norm_1|attention_layernorm|(?:operator_|temporal_pre_)?norm"
@@ -57,9 +57,10 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def opened_files(model: Source | str | PathLike[str]) -> "WeightFiles | None":
-    """Return the layers of the folder or hub model that a name or source means, None where a model has to be loaded.
+    """Return the `WeightFiles` of a folder or hub model, given by name, path or `Source`.
 
-    That is so for a GGUF file, an adapter and a packaged model. Raises as `load_model` for an unknown name.
+    None for a GGUF file, an adapter or a packaged model, which must be loaded whole. Raises UnsupportedArchitecture,
+    BadWeights, ValueError or FileNotFoundError for a model that cannot be read.
     """
     with download_bars():
         source = model if isinstance(model, Source) else find_source(model)
@@ -67,23 +68,29 @@ def opened_files(model: Source | str | PathLike[str]) -> "WeightFiles | None":
 
 
 class WeightFiles:
-    """The layers of a checkpoint, one in memory at a time. It holds names, no weights, and can be sent to a worker.
+    """The layers of a checkpoint in safetensors files, read with one layer in memory at a time. It cannot be run.
 
-    `load_model(name, weights="files")` returns it, and `analyze_heads` measures it. It is no model: nothing can be run.
+    Use it for a model that is larger than memory:
 
-    A layer's index enters only through its kind (window, rotary or not, local or global), which is taken from the
-    config's per-layer lists. Queries, keys and norms are exact; a scale that depends on the layer's index
-    (`scale_attn_by_inverse_layer_idx`) is not, and no column of the head table depends on it.
+        files = tls.load_model("EleutherAI/pythia-70m", weights="files")
+        table = tls.analyze_heads(files, detectors=False)
+
+    Only `analyze_heads` and `k_composition` take it. It holds names of tensors, no weights, so it can be sent to a
+    worker process. The kind of a layer (window, rotary or not, local or global) is taken from the config's per-layer
+    lists. Queries, keys and norms are exact. A scale that depends on the layer's index
+    (`scale_attn_by_inverse_layer_idx`) is not, but no column of the head table depends on it.
+
+    Args:
+        source: where the checkpoint is: a `Source` of a folder or hub model.
 
     Raises:
-        UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message says what tensors the
-            files hold.
+        UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message lists the tensors.
         BadWeights: quantised weights, pickles, or unreadable files.
-        FileNotFoundError, ValueError: nothing has that name.
+        FileNotFoundError, ValueError: there is no model of that name.
     """
 
     only_weights = True
-    """Read by `attention_view`, which refuses it, and by `open_layers`, which takes it as it is."""
+    """Mark by which `attention_view` refuses this object and `open_layers` accepts it."""
 
     def __init__(self, source: Source):
         from transformers import AutoConfig
@@ -123,47 +130,51 @@ class WeightFiles:
 
     @cached_property
     def skipped(self) -> list[SkippedLayer]:
-        """Layers without heads that can be read, as `AttentionView.skipped`."""
-        whole, found = self._empty(), []
+        """Layers whose heads cannot be read, as a list of `SkippedLayer`: number, kind and reason."""
+        whole, skipped = self._empty(), []
         for index, names in self._in_whole.items():
             shared = shared_keys(self.config, index)
             if shared is not None or not any(_ATTENTION.fullmatch(name) for name in names):
                 within, name = next(iter(names.items()))
                 kind = kind_of(whole.get_submodule(name.removesuffix(f".{within}")))
-                found.append(SkippedLayer(index, kind, shared or unread(kind)))
-        return found
+                skipped.append(SkippedLayer(index, kind, shared or unread(kind)))
+        return skipped
 
     @cached_property
     def layers(self) -> list[int]:
-        """Layers with attention, as `AttentionView.layers`."""
+        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if there are none."""
         return read_layers(self.n_layers, self.skipped)
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises UnsupportedArchitecture for one without attention."""
-        for one in self.skipped:
-            if one.layer == index:
-                raise UnsupportedArchitecture(f"layer {index}: {one.reason}")
+        """Return the number of query heads of a layer. Raises UnsupportedArchitecture for a skipped layer."""
+        for skipped in self.skipped:
+            if skipped.layer == index:
+                raise UnsupportedArchitecture(f"layer {index}: {skipped.reason}")
         return int(self.config.num_attention_heads)
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where the weights came from, as `AttentionView.source`."""
+        """Origin of the weights, a dict: `model`, `revision`, `backend`; if they apply also further keys.
+
+        The further keys are `commit`, `unused_weights` and `skipped_layers`.
+        """
         unused = {"unused_weights": listed(self.unused)} if self.unused else {}
-        skipped = {"skipped_layers": [one._asdict() for one in self.skipped]} if self.skipped else {}
+        skipped = {"skipped_layers": [layer._asdict() for layer in self.skipped]} if self.skipped else {}
         return {**self.files.record, **unused, **skipped, "backend": "bridge, layer by layer"}
 
     def origin(self, layers: Iterable[int]) -> dict[str, Any]:
-        """Return where the weights came from, as `AttentionView.origin`. A layer's hash is what `digest` returns."""
+        """Return the origin of the weights for a table's `attrs`, a dict: `source`, and a hash of each layer."""
         digests = {index: self.digest(index) for index in layers if index in self.layers}
         return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     @cached_property
     def unused(self) -> list[str]:
-        """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`.
+        """Names of tensors in the files that fit no parameter of the model and that the model does not need, as a list.
 
-        In a folder all tensors are compared with the model's parameters; files of a hub model may not be fetched yet.
+        In a folder all shapes are compared with the model's; files of a hub model may not be downloaded yet. Raises
+        BadWeights for a tensor of another shape, or a weight of a layer that config.json does not ask for.
         """
-        # One of the tensors that have one name in all layers is read: others can lie in files not fetched yet.
+        # Of a tensor that every layer has, only the first is read: others can be in files not downloaded yet.
         first = {in_any_layer(tensor): tensor for tensor in reversed(self.files.file_of)}
 
         def read(tensor: str) -> torch.Tensor:
@@ -174,14 +185,16 @@ class WeightFiles:
             return unused_weights(self._empty(), files.file_of, read, files.name, files.shapes())
 
     def _empty(self) -> torch.nn.Module:
+        """Return the whole model of transformers on the meta device: with names and shapes, without memory."""
         file = f"config.json of {self.files.name}"
         return empty_model(self._whole, tensors=len(self.files.file_of), file=file)
 
     def prepare(self, indices: Iterable[int], matrices: Matrices = "query-key") -> None:
-        """Fetch the files that some layers need, and check in their headers that these layers can be read.
+        """Download the files that some layers need, and check in their headers that the layers can be read.
 
-        Raises BadWeights for tensors that are missing, quantised, of other shapes than config.json asks for or unknown
-        to it, and for damaged files; UnsupportedArchitecture where the architecture cannot be built.
+        indices: numbers of the layers. matrices: which weights will be read: "query-key", "output" or "positions".
+        Raises BadWeights for damaged files and for tensors that are missing, quantised, of another shape than in
+        config.json or unknown to it; UnsupportedArchitecture if the model cannot be built.
         """
         with misfit(self.files.record):
             _ = self.unused  # raises if weights would be left out that belong to the model
@@ -197,14 +210,16 @@ class WeightFiles:
                     if stored_shape != shape:
                         raise BadWeights(
                             f"layer {index}: {tensor} of {self.files.name} has shape {stored_shape}, and config.json "
-                            f"asks for {shape}"
+                            f"asks for {shape}: fetch both again"
                         )
 
     @contextmanager
     def layer(self, index: int, matrices: Matrices = "query-key") -> Iterator[AttentionView]:
-        """Yield a view of a one-layer model with the weights of layer `index`, in float32, until the context ends.
+        """Yield an `AttentionView` of a one-layer model with the weights of layer `index` as its layer 0, in float32.
 
-        Only the weights of `matrices` are read; embeddings are random and other matrices zero. Raises as `prepare`.
+        matrices: which weights are read: "query-key", "output" (values and W_O) or "positions" (queries, keys and
+        learned positions). Embeddings are random, other matrices zero. The weights are freed when the `with` block
+        ends. Raises BadWeights or UnsupportedArchitecture if the layer cannot be read.
         """
         with misfit(self.files.record):
             tensors = self._needed(index, matrices)
@@ -216,22 +231,26 @@ class WeightFiles:
                 bridge = build_bridge(model, None, self.files.name)
             except UnsupportedArchitecture as error:
                 raise UnsupportedArchitecture(f"layer {index}: {error}") from error
-        note_single_runs(bridge)  # of a family that is known, and a whole pass would need its MLP's weights
+        note_single_runs(bridge)  # the check needs a whole pass with MLP weights, and these families are known
         view = attention_view(bridge)
         try:
             yield view
         finally:
-            # The model holds reference cycles, which the collector frees late: without this, layers pile up in memory.
+            # The model has reference cycles, which are collected late: without this, layers pile up in memory.
             for root in (model, view.model):
                 for parameter in root.parameters():
                     parameter.data = torch.empty(0)
 
     def digest(self, index: int) -> str:
-        """Return the SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
+        """Return the SHA-256 (hex) of the stored tensors from which queries and keys of layer `index` are read."""
         return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
 
     def _needed(self, index: int, matrices: Matrices) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return, by parameter of the one-layer model, the tensor that holds it and the shape it must have."""
+        """Return a dict from parameter of the one-layer model to (name of its tensor in the files, shape it must have).
+
+        index: the layer. matrices: "query-key", "output" or "positions". Raises BadWeights if tensors of the layer are
+        missing.
+        """
         names = self._names.get(index)
         if names is None:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
@@ -263,16 +282,23 @@ class WeightFiles:
         return needed
 
     def _unsupported(self, why: str) -> UnsupportedArchitecture:
+        """Return the UnsupportedArchitecture error for a checkpoint that cannot be read layer by layer.
+
+        why: the reason, as text.
+        """
         kinds = sorted(set(map(in_any_layer, self.files.file_of)))
-        shown = ", ".join(kinds[:40]) + (f" and {len(kinds) - 40} others" if len(kinds) > 40 else "")
+        tensors = ", ".join(kinds[:40]) + (f" and {len(kinds) - 40} others" if len(kinds) > 40 else "")
         return UnsupportedArchitecture(
-            f"{self.files.name} is not read layer by layer: {why}. Its tensors are {shown}. Read from files are "
+            f"{self.files.name} is not read layer by layer: {why}. Its tensors are {tensors}. Read from files are "
             f"{', '.join(STREAMED_MODEL_TYPES)}; pass a loaded model for others"
         )
 
 
 def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
-    """Return each stack of layers with attention on text: by layer, and by name within it, the whole name."""
+    """Return each list of layers that have attention on text, as a dict: layer -> name within the layer -> whole name.
+
+    names: names of the tensors or parameters of a model.
+    """
     by_prefix: dict[str, dict[int, dict[str, str]]] = {}
     for name in names:
         match = _LAYER_KEY.fullmatch(name)
@@ -281,13 +307,13 @@ def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
     return [
         layers
         for layers in by_prefix.values()
-        if any(_QUERY_KEY.fullmatch(name) for of in layers.values() for name in of)
+        if any(_QUERY_KEY.fullmatch(name) for layer in layers.values() for name in layer)
     ]
 
 
 @contextmanager
 def layer_named(index: int) -> Iterator[None]:
-    """Rename layer 0 to layer `index` in errors about a one-layer model."""
+    """Replace "layer 0" by "layer {index}" in errors of the `with` block, which is about a one-layer model."""
     try:
         yield
     except TlspectralError as error:

@@ -1,4 +1,4 @@
-"""A model that consists of one layer of a checkpoint."""
+"""Build a model from a single layer of a checkpoint."""
 
 import copy
 from typing import Any
@@ -11,25 +11,25 @@ from tlspectral.models.loading.damage import empty_model, one_load_at_a_time, qu
 
 VOCABULARY = 256
 
-_PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"))  # of Jamba
-_LISTS_OF_LAYERS = ("attn_layer_indices", "moe_layers")  # those with attention (Bamba), with experts (Llama 4)
+_PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"))  # in Jamba
+_LISTS_OF_LAYERS = ("attn_layer_indices", "moe_layers")  # layers with attention (Bamba), with experts (Llama 4)
 _FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 
 
 def one_layer_config(config: Any, index: int) -> Any:
-    """Return the config of a model that is layer `index` alone, with a small vocabulary.
+    """Return the config of a model with layer `index` alone and a vocabulary of at most 256 tokens.
 
-    Lists with one entry per layer (window, rotary or not, local or global) are cut to that layer's entry. The number of
-    first layers without experts becomes 0 or 1, and which layers have attention or experts is said of this one.
+    Per-layer lists (window, rotary or not, local or global) keep only this layer's entry. The number of first layers
+    without experts becomes 0 or 1. Settings that say which layers have attention or experts now describe this layer.
     """
     n_layers = int(config.num_hidden_layers)
     single = copy.deepcopy(config)
-    if hasattr(single, "attention_types"):  # GPT-Neo derives its per-layer list from this one
+    if hasattr(single, "attention_types"):  # GPT-Neo derives its per-layer list from this setting
         single.attention_types = [[[single.attention_layers[index]], 1]]
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == n_layers:
             setattr(single, name, [value[index]])
-    if hasattr(single, "block_types"):  # of RecurrentGemma: repeated over the layers
+    if hasattr(single, "block_types"):  # RecurrentGemma repeats them over its layers
         single.block_types = [config.layers_block_type[index]]
     for name in _LISTS_OF_LAYERS:
         if hasattr(single, name):
@@ -42,26 +42,27 @@ def one_layer_config(config: Any, index: int) -> Any:
     for name in _FIRST_DENSE:
         if isinstance(getattr(single, name, None), int):
             setattr(single, name, int(index < getattr(single, name)))
-    if getattr(single, "indexer_types", None):  # a layer of GLM 5 that uses another one's indexer does not run alone
+    if getattr(single, "indexer_types", None):  # in GLM 5 a layer that shares an indexer does not run alone
         single.indexer_types = ["full"]
-    sizes = config.to_dict().get("per_layer_config")  # of heads, by layer (Gemma 4)
+    sizes = config.to_dict().get("per_layer_config")  # sizes of heads by layer (Gemma 4)
     single.num_hidden_layers = 1
     if sizes:
         single.per_layer_config = {0: sizes[str(index)]} if str(index) in sizes else None
     if hasattr(single, "num_kv_shared_layers"):
-        single.num_kv_shared_layers = 0  # a layer that uses the keys of another one is not read
+        single.num_kv_shared_layers = 0  # layers with keys of another layer are not read
     single.vocab_size = min(int(single.vocab_size), VOCABULARY)
     single.tie_word_embeddings = False
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # an embedding refuses a padding row it does not have
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # an embedding refuses a padding row that it lacks
         if isinstance(getattr(single, name, None), int) and getattr(single, name) >= single.vocab_size:
             setattr(single, name, None)
     return single
 
 
 def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
-    """Return the model in float32, with these weights. Other embeddings are random, other vectors as in a new norm.
+    """Return the float32 model of transformers of a config with these weights, on the CPU in evaluation mode.
 
-    All other matrices are zeros that take no memory, since scores do not depend on them.
+    weights: tensors by parameter name. Missing embeddings are random, missing vectors as in a new norm. All other
+    matrices are zeros that take no memory, because scores do not depend on them.
     """
     empty: Any = empty_model(config, tensors=1, file="config.json")
     tables = {f"{path}.weight" for path, module in empty.named_modules() if isinstance(module, nn.Embedding)}
@@ -77,7 +78,7 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
         else:
             fresh = float(parameter.ndim == 1 and name.endswith("weight"))
             state[name] = torch.full((), fresh).expand(parameter.shape)
-    for name, buffer in empty.state_dict().items():  # biases of experts, and what scales the stream behind a layer
+    for name, buffer in empty.state_dict().items():  # biases of experts, and the scale of the stream after a layer
         if any(part in name for part in (".mlp.", ".feed_forward.", ".layer_scalar")) and name not in state:
             state[name] = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
     with one_load_at_a_time, quiet():

@@ -1,1 +1,1 @@
-"""Hooks on a model: put on and taken off whole, also when a run breaks off, one thread at a time."""
+"""Place hooks on a model for one thread, and remove them completely even if a run is interrupted."""

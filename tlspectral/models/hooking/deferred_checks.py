@@ -1,4 +1,4 @@
-"""Checks in the hooks of a pass, which wait until it ends, so that a GPU is not waited for at every hook."""
+"""Delay the checks made in the hooks of a pass until the pass ends, because each check would wait for a GPU."""
 
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -11,7 +11,11 @@ from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 
 
 class _Check(NamedTuple):
-    """Numbers of a pass, and a function that is given them on the CPU and may raise."""
+    """A delayed check.
+
+    numbers: tensors of the pass.
+    judge: function of these tensors on the CPU; it may raise.
+    """
 
     numbers: tuple[Tensor, ...]
     judge: Callable[..., object]
@@ -22,9 +26,9 @@ _waiting: dict[int, list[_Check]] = {}  # by thread
 
 @uninterrupted
 def checked_at_end() -> Iterator[None]:
-    """Make the checks of a pass wait until the context ends: nothing of the pass may be handed on inside it.
+    """Delay the checks of a pass until the `with` block ends. Do not use results of the pass inside the block.
 
-    An error of the pass is raised behind the errors of its checks, as what a check refuses can be why the pass failed.
+    If the pass itself fails, errors of its checks are raised first, because what they find can be the cause.
     """
     thread = get_ident()
     checks: list[_Check] = []
@@ -39,8 +43,8 @@ def checked_at_end() -> Iterator[None]:
 
 
 def judged(numbers: tuple[Tensor, ...], judge: Callable[..., object]) -> None:
-    """Give numbers to `judge`, on the CPU: at the end of a pass of `checked_at_end`, else now."""
-    check = _Check(tuple(one.detach() for one in numbers), judge)
+    """Call `judge(*numbers)` with the numbers on the CPU: at the end of an open `checked_at_end` block, else now."""
+    check = _Check(tuple(number.detach() for number in numbers), judge)
     waiting = _waiting.get(get_ident())
     if waiting is None:
         _judge([check])
@@ -49,6 +53,10 @@ def judged(numbers: tuple[Tensor, ...], judge: Callable[..., object]) -> None:
 
 
 def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
+    """Set a thread's waiting checks back to those before a `checked_at_end` block.
+
+    before: the earlier list; None if no block was open.
+    """
     if before is None:
         _waiting.pop(thread, None)
     else:
@@ -56,15 +64,18 @@ def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
 
 
 def _judge(checks: list[_Check]) -> None:
-    """Run checks in their order; the numbers of one device and type are copied at once."""
+    """Run checks in order, each on its numbers on the CPU. Numbers of one device and type are copied together.
+
+    Raises what the first failing check raises.
+    """
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for check in checks:
-        for one in check.numbers:
-            kinds.setdefault((one.device, one.dtype), []).append(one)
+        for number in check.numbers:
+            kinds.setdefault((number.device, number.dtype), []).append(number)
     copied: dict[int, Tensor] = {}
     for numbers in kinds.values():
-        flat = torch.cat([one.flatten() for one in numbers]).cpu()
-        for one, part in zip(numbers, flat.split([one.numel() for one in numbers]), strict=True):
-            copied[id(one)] = part.view(one.shape)
+        flat = torch.cat([number.flatten() for number in numbers]).cpu()
+        for number, part in zip(numbers, flat.split([number.numel() for number in numbers]), strict=True):
+            copied[id(number)] = part.view(number.shape)
     for check in checks:
-        check.judge(*(copied[id(one)] for one in check.numbers))
+        check.judge(*(copied[id(number)] for number in check.numbers))

@@ -1,6 +1,6 @@
 """Let one thread at a time run a model, in evaluation mode.
 
-Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
+Hook points belong to the model and not to a thread, so a hook of one thread acts in the passes of all threads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,10 +17,13 @@ from tlspectral.models.hooking.interrupts import interruptible, undoing, uninter
 
 @dataclass
 class _Use:
-    """Which thread uses a model now, None when it is free, and the contexts of that thread that are open.
+    """State of a model's use by threads.
 
-    A context of the user says what it does, others hold None. While one of the user is open, other
-    threads are refused instead of waiting. `evaluating`: the thread has set the model to evaluation mode.
+    changed: condition that wakes waiting threads.
+    thread: id of the thread that uses the model, None if it is free.
+    open: open contexts of that thread. The value describes a context of the user; None for internal contexts. While one
+    of the user's is open, other threads get an error instead of waiting.
+    evaluating: the thread has set the model to evaluation mode.
     """
 
     changed: Condition = field(default_factory=Condition)
@@ -29,6 +32,7 @@ class _Use:
     evaluating: bool = False
 
     def leave(self, context: object) -> None:
+        """Remove an open context by its key `context`; if it was the last one, free the model for other threads."""
         with self.changed:
             self.open.pop(context, None)
             if not self.open:
@@ -45,10 +49,10 @@ ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any co
 
 @uninterrupted
 def exclusive(model: Any, *, asked: Any = None) -> Iterator[None]:
-    """Let this thread alone run a model; others wait. The same thread may enter again.
+    """Reserve a model for this thread until the `with` block ends; other threads wait. The same thread may enter again.
 
-    While a context of the user is open (`asked` says by `str` what it does), others are refused by EditNotHonored,
-    since code in it may wait for them.
+    asked: description (by `str`) of a block that the user opened; None for internal use. While such a block is open,
+    other threads get EditNotHonored instead of waiting, because code in the block may wait for them.
     """
     thread, context = get_ident(), object()
     with _uses_lock:
@@ -56,7 +60,7 @@ def exclusive(model: Any, *, asked: Any = None) -> Iterator[None]:
     with undoing(use.leave, context):
         with use.changed:
             while use.thread not in (None, thread):
-                if any(one is not None for one in use.open.values()):
+                if any(description is not None for description in use.open.values()):
                     raise EditNotHonored(
                         f"{model_name(model)}: another thread has an `ablate` context open on this model, and hooks "
                         f"act in every thread that runs it; {ADVICE}"
@@ -70,7 +74,10 @@ def exclusive(model: Any, *, asked: Any = None) -> Iterator[None]:
 
 
 def open_contexts(model: Any = None) -> list[Any]:
-    """Return the contexts of the user that this thread has open on a model, or (None) on any, in the order of entry."""
+    """Return descriptions (objects with `str`) of the blocks, such as `ablate`, that the user has open in this thread.
+
+    The oldest comes first. model: only blocks on this model; None: on any model.
+    """
     with _uses_lock:
         uses = [*_uses.values()] if model is None else [_uses[model]] if model in _uses else []
     mine = (use for use in uses if use.thread == get_ident())
@@ -78,31 +85,32 @@ def open_contexts(model: Any = None) -> list[Any]:
 
 
 def naming_open_contexts() -> str:
-    """Return the end of a message that names the contexts that the user has open; empty where none is."""
-    return "".join(f"; {one} is open: close it where that is not meant" for one in open_contexts())
+    """Return the end of an error message that names the user's open blocks; empty if none is open."""
+    return "".join(f"; {block} is open: close it if that was not intended" for block in open_contexts())
 
 
 def autocast_of(model: Any) -> list[str]:
-    """Return the kinds of device, of a model's own and the CPU, on which `torch.autocast` is on."""
+    """Return the device types on which `torch.autocast` is on, such as ["cuda"]: the model's own and the CPU."""
     kinds = dict.fromkeys((next(model.parameters()).device.type, "cpu"))
     return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
 
 
 def refuse_autocast(model: Any) -> None:
-    """Refuse passes under `torch.autocast`, which would round what is measured to 16 bits. Raises ValueError."""
+    """Raise ValueError if `torch.autocast` is on, because it would round measured values to 16 bits."""
     for kind in autocast_of(model):
         raise ValueError(
-            f"torch.autocast is on for {kind} ({torch.get_autocast_dtype(kind)}), which would round what is measured "
-            f"here: measure outside of it, or inside `with torch.autocast({kind!r}, enabled=False)`. For passes in 16 "
-            "bits load the model in that type"
+            f"torch.autocast is on for {kind} ({torch.get_autocast_dtype(kind)}) and would round measured values: call "
+            f"this outside of it, or inside `with torch.autocast({kind!r}, enabled=False)`. For passes in 16 bits load "
+            "the model in that type"
         )
 
 
 @uninterrupted
 def evaluating(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode until the context ends, for this thread alone. Raises as `refuse_autocast`.
+    """Set a model to evaluation mode until the `with` block ends, for this thread only.
 
-    Within such a context another one does nothing, so that many passes in one look at the modules once.
+    A nested block does nothing, so many passes in one block go through the modules only once. Raises ValueError if
+    `torch.autocast` is on, EditNotHonored if another thread has an `ablate` block open on the model.
     """
     refuse_autocast(model)
     with exclusive(model):
@@ -119,26 +127,31 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def _end_evaluation(use: _Use, training: Iterable[Any]) -> None:
+    """Set modules back to training mode, and note in `use` that the model is no longer in evaluation mode.
+
+    training: the modules that were in training mode before.
+    """
     use.evaluating = False
     for module in training:
         module.training = True
 
 
 def modules_of(model: Any) -> list[Any]:
-    """Return the modules of a model and of the one that it wraps, each once: a bridge does not hold all of that.
+    """Return all modules of a model and of the model it wraps, each once.
 
-    Embedding dropout is outside of it. `modules()` of both takes three times as long.
+    A bridge does not register every module of the wrapped model (embedding dropout, for example).
     """
-    found: dict[int, Any] = {}
+    # `modules()` of both models takes three times as long.
+    modules: dict[int, Any] = {}
     waiting = [model, getattr(model, "original_model", model)]
     while waiting:
         module = waiting.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
+        if module is not None and id(module) not in modules:
+            modules[id(module)] = module
             waiting.extend(module._modules.values())
-    return [*found.values()]
+    return [*modules.values()]
 
 
 def model_name(model: Any) -> str:
-    """Return the name of a model for messages."""
+    """Return the name of a TransformerLens model for messages: its `cfg.model_name`, otherwise its class."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)

@@ -1,9 +1,10 @@
-"""Context managers that change a model and change it back, whatever interrupts them.
+"""Context managers that change a model and change it back, even if they are interrupted.
 
-Ctrl-C raises KeyboardInterrupt between any two steps of Python code, also after a change was made and before the `with`
-statement that would undo it has begun, and at the first step of `__exit__`. So SIGINT is held back while such a context
-is entered or left, and acts as soon as that is done. What is left over all the same (another exception was raised into
-a thread from outside) is undone by the next of these contexts; one that is never left, when it is collected.
+Ctrl-C raises KeyboardInterrupt between any two steps of Python code. That can be after a change and before the `with`
+block that would undo it has begun, or at the first step of `__exit__`. So SIGINT is held back while such a context is
+entered or left, and acts right afterwards. Other exceptions (raised into a thread from outside) can still leave a
+change behind. The next of these contexts undoes it; a context that is never left is undone when it is
+garbage-collected.
 """
 
 import signal
@@ -26,10 +27,10 @@ _Value = TypeVar("_Value")
 def uninterrupted(
     function: Callable[_Arguments, Iterator[_Value]],
 ) -> Callable[_Arguments, AbstractContextManager[_Value]]:
-    """Make a context manager of a generator function, as `contextlib.contextmanager` does, with SIGINT held back.
+    """Turn a generator function into a context manager, as `contextlib.contextmanager` does, and hold back SIGINT.
 
-    It is held back while the context is entered and left, in the main thread, where Python handles signals; a part of
-    the entry that takes long goes into `interruptible`. Inside the context SIGINT acts as without it.
+    SIGINT is held back while the context is entered and left, in the main thread, which handles signals in Python.
+    Inside the context it acts as usual. Put slow steps of the entry into `interruptible`.
     """
     return _entered_later(function, _Uninterrupted)
 
@@ -37,13 +38,22 @@ def uninterrupted(
 def uninterrupted_context(
     unentered: str,
 ) -> Callable[[Callable[_Arguments, Iterator[_Value]]], Callable[_Arguments, AbstractContextManager[_Value]]]:
-    """Do as `uninterrupted` for a context of the user; `unentered` is the warning where it is never entered."""
+    """Return a decorator that makes of a generator function a context manager that holds back SIGINT, for users.
+
+    SIGINT (Ctrl-C) is held back while the context is entered or left, and acts right afterwards.
+
+    unentered: warning that is given if the context is created but never entered.
+    """
     return partial(_entered_later, context=partial(_OfUser, unentered))
 
 
 def _entered_later(
     function: Callable[_Arguments, Iterator[_Value]], context: Callable[..., AbstractContextManager[_Value]]
 ) -> Callable[_Arguments, AbstractContextManager[_Value]]:
+    """Return a function that creates the context manager of a generator function, without entering it.
+
+    function: the generator function, with one `yield`. context: class that wraps it, such as `_Uninterrupted`.
+    """
     made = contextmanager(function)
 
     @wraps(function)
@@ -54,10 +64,10 @@ def _entered_later(
 
 
 class _Sigint:
-    """A handler of SIGINT that stands while contexts are open, and hands signals on to the handler before it.
+    """A SIGINT handler that is installed while contexts are open; it passes signals on to the handler `before`.
 
-    Signals are held back while a context is entered or left, which is wherever `holding` is set, or the code that is
-    interrupted is of this module or called by it to put the handler there.
+    Signals are held back while a context is entered or left. That is while `holding` is set, or if the interrupted code
+    belongs to this module or was called by it to install the handler.
     """
 
     def __init__(self, before: Callable[..., Any]):
@@ -78,10 +88,15 @@ class _Sigint:
             self.before(number, frame)
 
     def hand_on(self) -> None:
+        """Pass the signal that was held back on to the previous handler."""
         self.pending = False
         self.before(signal.SIGINT, sys._getframe())
 
     def leave(self, left: Any, holding: bool) -> None:
+        """Forget a context that was left; remove this handler if no context is open.
+
+        left: the context. holding: the new value of `holding`.
+        """
         try:
             self.contexts = [context for context in self.contexts if context() not in (None, left)]
             if not self.contexts and signal.getsignal(signal.SIGINT) is self and current_thread() is main_thread():
@@ -95,7 +110,7 @@ _CALLED_HERE = ("signal", "enum", "threading")
 
 
 def _standing_handler() -> _Sigint:
-    """Return the handler that stands, in the main thread; put one there if Python code handles SIGINT."""
+    """Return the installed `_Sigint` handler; in the main thread it is installed if Python code handles SIGINT."""
     before = signal.getsignal(signal.SIGINT)
     if not callable(before) or current_thread() is not main_thread():
         return _Sigint(lambda *_: None)
@@ -106,10 +121,15 @@ def _standing_handler() -> _Sigint:
 
 
 class _Uninterrupted(ContextDecorator):
+    """A context manager whose entry and exit hold back SIGINT (Ctrl-C), which acts right afterwards.
+
+    make: function that returns the context manager to enter and leave.
+    """
+
     entered = False
 
-    # In __enter__ and __exit__ a signal is held back at each step. It is handed on in their last loop, behind which
-    # nothing is called, so that Python handles no further signal before they have returned.
+    # In __enter__ and __exit__ a signal is held back at each step. It is passed on in their last loop. Nothing is
+    # called after that loop, so Python handles no further signal before they have returned.
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]):
         self._make, self._context = make, make()
@@ -118,7 +138,7 @@ class _Uninterrupted(ContextDecorator):
         return _Uninterrupted(self._make)
 
     def __enter__(self):
-        self.entered = True  # which a context of the user is asked for when it is dropped
+        self.entered = True  # a user's context that is dropped with False gives a warning
         handler = self._handler = _standing_handler()
         holding, handler.holding = handler.holding, True
         handler.contexts.append(weakref.ref(self))
@@ -152,7 +172,11 @@ class _Uninterrupted(ContextDecorator):
 
 
 class _OfUser(_Uninterrupted, UserBlock):
-    """A context of the user. Its `repr` is what it was asked for, its last argument."""
+    """A context manager that a user opens; its entry and exit hold back SIGINT (Ctrl-C), which acts right afterwards.
+
+    unentered: warning that is given if it is never entered. make: function that returns the context manager to enter
+    and leave. Its `repr` is the description of the block, the last argument it was made with.
+    """
 
     def __init__(self, unentered: str, make: Callable[[], AbstractContextManager[Any]]):
         super().__init__(make)
@@ -168,7 +192,7 @@ class _OfUser(_Uninterrupted, UserBlock):
 
 
 class interruptible:
-    """Let SIGINT act in a part of the entry of a context of `uninterrupted`, also one that has come before."""
+    """Let Ctrl-C act during a slow step of an `uninterrupted` entry, including a signal that was held back before."""
 
     def __enter__(self) -> None:
         self._handler = handler = _standing_handler()
@@ -185,9 +209,9 @@ class interruptible:
 
 
 class undoing:
-    """Call `undo` at the end of a context, and again in the entry of another context if that was broken off.
+    """Call `undo(*given)` when a `with` block ends; if that is interrupted, again when the next context is entered.
 
-    `undo` changes back what its own context has changed, whatever others have changed since, and may be called twice.
+    `undo` has to revert only its own change, whatever other contexts changed since, and may be called twice.
     """
 
     def __init__(self, undo: Callable[..., None], *given: Any):
@@ -209,6 +233,7 @@ _keys = count()
 
 
 def _undo_left_overs() -> None:
+    """Undo the changes of `undoing` blocks whose exit was interrupted or that were garbage-collected without one."""
     for key, (reference, undo, thread) in reversed([*_open.items()]):
         context = reference()
         if context is None or (context.leaving and thread == get_ident()):

@@ -1,4 +1,4 @@
-"""Put hooks on a model for one thread, and take hooks off for a while."""
+"""Place hooks on a model for one thread, and take hooks off for a while."""
 
 import copyreg
 import sys
@@ -23,9 +23,10 @@ _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its ow
 
 
 class HookOfThread:
-    """A hook that raises in the passes of other threads than the one that made it.
+    """A hook that raises EditNotHonored in passes of any thread but the one that placed it.
 
-    Sent to a worker of ours it is the hook alone: the model there is a copy. In other copies it raises.
+    model: the model it is on. hook: function of (activation, hook point). Pickled into one of our worker processes it
+    acts there, because the model there is a copy. In other copies it raises.
     """
 
     def __init__(self, model: Any, hook: Callable[..., Any]):
@@ -33,15 +34,14 @@ class HookOfThread:
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The hook itself, also where it is shown queries or some rows alone."""
+        """The user's or library's hook itself, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
-        """Run the hook, unless the pass is of another thread."""
+        """Call the hook and return its result. Raises EditNotHonored in a pass of another thread."""
         if get_ident() != self.thread:
             raise EditNotHonored(
-                f"{model_name(self.model)}: this pass met a hook of another thread at {hook.name}, which would act in "
-                f"it; {ADVICE}"
+                f"{model_name(self.model)}: in this pass a hook of another thread would act at {hook.name}; {ADVICE}"
             )
         return self.placed(activation, hook=hook)
 
@@ -53,13 +53,18 @@ class HookOfThread:
 
 
 class _HookOfCopy:
-    """A hook of a model that was sent to another process while a context was open: it acts in workers of ours alone."""
+    """A hook of a model that was pickled while a context was open. It acts only in our worker processes.
+
+    model: name of the model. placed: function of (activation, hook point). In any other process it raises
+    EditNotHonored.
+    """
 
     def __init__(self, model: str, placed: Callable[..., Any]):
         self.model, self.placed = model, placed
 
     @property
     def hook(self) -> Callable[..., Any]:
+        """The hook itself, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
@@ -69,7 +74,10 @@ class _HookOfCopy:
 
 
 class _AtPoint:
-    """What PyTorch calls at a hook point for a hook of ours. In a deep copy of the model it raises."""
+    """The function that PyTorch calls at a hook point for one of our hooks. In a deep copy of the model it raises.
+
+    model: the model with the hook point. call: TransformerLens' function that calls the hook.
+    """
 
     def __init__(self, model: Any, call: Callable[..., Any]):
         self.model, self.call = model, call
@@ -85,10 +93,13 @@ class _AtPoint:
 
 
 def refuse_copy(model: str, *given: Any, **named: Any) -> Any:
-    """Refuse a run of a copy that was made while hooks of a context were on the model. Raises EditNotHonored."""
+    """Raise EditNotHonored: this model is a copy that was made inside an `ablate` block, with its hooks.
+
+    model: name of the model. given, named: ignored arguments of a hook.
+    """
     raise EditNotHonored(
-        f"{model}: this model was copied inside an `ablate` context, whose hooks are on the copy: copy the model "
-        "before the context"
+        f"{model}: this model was copied inside an `ablate` context and carries its hooks: copy the model before "
+        "opening the context"
     )
 
 
@@ -96,16 +107,18 @@ def refuse_copy(model: str, *given: Any, **named: Any) -> Any:
 def hooks_on(
     model: Any, points: Mapping[str, Any], hooks: Iterable[Hook], *, ahead: Collection[str] = ()
 ) -> Iterator[None]:
-    """Put hooks on a model until the context ends, for this thread alone.
+    """Place hooks on a model until the `with` block ends, for this thread only.
 
-    It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
-    raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
-    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs. At
-    the points named in `ahead` they act before the hooks that are there, elsewhere after them.
+    It differs from `model.hooks(fwd_hooks=hooks)` in two ways. It raises if another thread runs the model or if a hook
+    is removed early. It is faster, because a bridge builds its dictionary of hook points again for every hook, which
+    for 30 layers takes as long as a layer of the model.
+
+    points: `model.hook_dict`. hooks: pairs of hook point name and function. ahead: names of points at which the hooks
+    act before hooks that are already there; elsewhere they act after them.
 
     Raises:
-        EditNotHonored: another thread has an `ablate` context open; a pass of another thread met one of the hooks
-            (raised there); or a hook was taken off before the end (not raised over another exception).
+        EditNotHonored: another thread has an `ablate` block open; or another thread's pass met one of the hooks (raised
+            in that pass); or a hook was removed before the end (not raised over another exception).
     """
     level = next(_levels)
     placed: list[tuple[str, Any, Any]] = []
@@ -121,26 +134,29 @@ def hooks_on(
     if lost:
         raise EditNotHonored(
             f"{model_name(model)}: {len(lost)} of the {len(placed)} hooks were taken off the model before the end of "
-            f"the context (the first at {lost[0]}), so that later runs in it were without them; do not call "
-            "reset_hooks inside the context. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off "
-            "their own hooks alone"
+            f"the `with` block (the first at {lost[0]}), so later runs in it were without them: do not call "
+            "reset_hooks inside the block (run_with_hooks, run_with_cache and `with model.hooks(...)` are safe)"
         )
 
 
 def holding(held: dict[str, Any], names: Iterable[str]) -> list[Hook]:
-    """Return hooks that hold what passes the named points last, by name."""
+    """Return hooks, as pairs of hook point name and function, that store the last activation at each named point.
+
+    held: dict that they fill, from name to activation. names: the hook points.
+    """
     return [(name, partial(_hold, held, name)) for name in names]
 
 
 def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
+    """Store an activation in `held` under `name`, without gradients. hook: the hook point, not used."""
     held[name] = activation.detach()
 
 
 @uninterrupted
 def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
-    """Take all hooks off the model until the context ends, then restore them in their order; autocast is off in it.
+    """Take all hooks off a model, and turn autocast off, until the `with` block ends; then restore them in their order.
 
-    `points` is `model.hook_dict`.
+    points: `model.hook_dict`, from name to hook point.
     """
     with exclusive(model), ExitStack() as plain:
         for kind in autocast_of(model):
@@ -156,52 +172,63 @@ def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _restore(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None:
+    """Put hooks back on their hook points, except hooks that their owners removed meanwhile.
+
+    registered: for each hook point its hooks and the ids that TransformerLens knew.
+    """
     for point, hooks, known in registered:
-        removed = known - _known_ids(point)  # by those whose hooks they are, while the context was open
+        removed = known - _known_ids(point)  # removed by their owners while the context was open
         point._forward_hooks.update({key: hook for key, hook in hooks.items() if key not in removed})
 
 
 def _known_ids(point: Any) -> set[int]:
+    """Return the ids of the hooks that TransformerLens knows at a hook point."""
     return {handle.hook.id for handle in point.fwd_hooks}
 
 
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
+    """Remove hooks that `hooks_on` placed. placed: (name, hook point, handle) of each."""
     for _, point, handle in placed:
         handle.hook.remove()
         point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the hook itself, without its wrappers `OfQueries` and `OfRows`."""
     while isinstance(placed, OfQueries | OfRows):
         placed = placed.hook
     return placed
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
-    """Return whether a hook acts before all others of its hook point that act on its rows."""
+    """Return True if the hook `edit` is on a hook point and acts before all other hooks on the same rows.
+
+    point: the hook point (a module). edit: the function that was placed.
+    """
     placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
-    own = next((index for index, one in enumerate(placed) if getattr(one, "hook", one) == edit), None)
-    if own is None:
+    place = next((index for index, other in enumerate(placed) if getattr(other, "hook", other) == edit), None)
+    if place is None:
         return False
-    rows = _rows_of(placed[own])
-    return all(rows is not None and rows.apart_from(_rows_of(one)) for one in placed[:own])
+    rows = _rows_of(placed[place])
+    return all(rows is not None and rows.apart_from(_rows_of(other)) for other in placed[:place])
 
 
 def _rows_of(placed: Any) -> OfRows | None:
-    """Return the hook of some rows that a hook on a model is; None for one of all rows."""
+    """Return the `OfRows` wrapper of a placed hook; None for a hook on all rows."""
     placed = getattr(placed, "placed", placed)
     placed = placed.hook if isinstance(placed, OfQueries) else placed
     return placed if isinstance(placed, OfRows) else None
 
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the hook unchanged (used by pickle)."""
     return hook
 
 
 def send_captures_by_name() -> None:
-    """Let pickles refer to transformers' collector of outputs by its name.
+    """Let pickle refer to transformers' collector of outputs by its name.
 
-    After `run_with_cache` hooks on the model refer to the collector, whose context variable cannot be pickled.
+    After `run_with_cache` hooks on the model refer to this collector, whose context variable cannot be pickled.
     """
     capturing: Any = sys.modules.get("transformers.utils.output_capturing")
     if hasattr(capturing, "CompileableContextVar"):

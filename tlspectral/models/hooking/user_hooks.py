@@ -1,6 +1,6 @@
-"""What a user has put on a model or into torch that acts in its passes: found, named, and taken off for a while.
+"""Find, name and temporarily remove everything that a user has put on a model or into torch that acts in its passes.
 
-Libraries place hooks and replace methods too. They are told by the module that a function is defined in.
+Libraries place hooks and replace methods too. They are recognised by the module in which a function is defined.
 """
 
 import sys
@@ -22,13 +22,13 @@ from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 
 _NAMED = 6  # places in a warning
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
-# They replace methods by others that compute the same. torch does so in these three alone: a function of torch that
-# stands in the place of a method was put there.
+# These libraries replace methods by others that compute the same. In torch only these three modules do so. Any other
+# function of torch in the place of a method was put there by the user.
 _REPLACING = (
     "transformer_lens.", "transformers.", "accelerate.", "tlspectral.", "peft.", "kernels.", "liger_kernel.",
     "torch._dynamo.", "torch.distributed.", "torch.utils._contextlib.", "jaxtyping.", "beartype.", "typeguard.",
 )  # fmt: skip
-_READ = ("transformer_lens", "transformers", "torch")  # whose classes are compared with the methods that they have
+_READ = ("transformer_lens", "transformers", "torch")  # methods of their classes are checked for replacements
 _UTILITIES = "torch.nn.utils."  # weight_norm, spectral_norm and prune change a weight in front of each pass
 _FORWARD = ("_forward_pre_hooks", "_forward_hooks")
 _BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
@@ -44,12 +44,13 @@ _FUNCTIONS = frozenset((FunctionType, MethodType, BuiltinFunctionType, partial))
 
 
 class Acting(NamedTuple):
-    """Something of the user's that acts in the passes of a model.
+    """A change by the user that acts in the passes of a model.
 
     Attributes:
-        name: the hook point or module; `"blocks.0.mlp.forward"` where its method is replaced; what it is elsewhere.
-        of_context: a `with` block put it there.
-        holder, key: the dictionary that it stands in; None where it cannot be taken off.
+        name: the hook point or module; "blocks.0.mlp.forward" for a replaced method; for changes elsewhere, a
+            description.
+        of_context: True if a `with` block placed it.
+        holder, key: dictionary and key where it is stored; None if it cannot be removed.
     """
 
     name: str
@@ -59,11 +60,11 @@ class Acting(NamedTuple):
 
 
 def user_hooks(model: Any) -> dict[str, int]:
-    """Return how many things of the user's act at each hook point or module, without those of libraries.
+    """Return a dict from hook point or module to the number of the user's changes there, without those of libraries.
 
-    They are hooks of TransformerLens and of PyTorch, forward and backward; hooks of all modules
-    (`register_module_forward_hook`); replaced methods and modules; parametrized weights; and open modes of torch. Hooks
-    of an open ablation count.
+    Counted are hooks of TransformerLens and of PyTorch (forward and backward); hooks of all modules
+    (`register_module_forward_hook`); replaced methods and modules; parametrized weights; open modes of torch. Hooks of
+    an open ablation count.
     """
     counts: dict[str, int] = {}
     for acting in acting_on(model):
@@ -72,22 +73,24 @@ def user_hooks(model: Any) -> dict[str, int]:
 
 
 def warn_of_hooks(model: Any) -> None:
-    """Warn of hooks of the user that no context holds, such as a forgotten `add_hook`: they act in measurements."""
+    """Warn if hooks of the user without a `with` block (a forgotten `add_hook`) would act in a measurement."""
     by_name: dict[str, list[bool]] = {}
     for acting in acting_on(model):
         by_name.setdefault(acting.name, []).append(acting.of_context)
     left = [name for name, of_contexts in by_name.items() if not all(of_contexts)]
     if left:
         warn_caller(
-            f"{model_name(model)}: hooks of yours are on the model, at {listed(left)}, and act in what is measured: "
-            "where that is not meant, take them off by model.reset_hooks(including_permanent=True), those of PyTorch "
-            "by remove() of their handles, a replaced forward by setting it back; where it is, put them on by "
-            "`with model.hooks(...)`"
+            f"{model_name(model)}: hooks of yours are on the model, at {listed(left)}, and change the measurement. To "
+            "take them off: model.reset_hooks(including_permanent=True); for hooks of PyTorch handle.remove(); for a "
+            "replaced forward set the old one back. To keep them without this warning: `with model.hooks(...)`"
         )
 
 
 def not_without_hooks(model: Any, otherwise: str) -> str:
-    """Return the advice where a run differs from what the weights give: the user's hooks, `otherwise` where none is."""
+    """Return advice for an error where a run does not match the weights: take the user's hooks off; it names them.
+
+    otherwise: the advice that is returned if the user has no hooks on the model.
+    """
     names = [*user_hooks(model)]
     return (
         f"hooks are on the model, at {', '.join(names[:_NAMED])}: take them off and check again" if names else otherwise
@@ -95,10 +98,10 @@ def not_without_hooks(model: Any, otherwise: str) -> str:
 
 
 def acts_inside(model: Any, points: Mapping[str, Any]) -> bool:
-    """Return whether something of the user's acts elsewhere than at the hook points, `model.hook_dict`.
+    """Return True if a change by the user acts in the model at a place other than a hook point.
 
-    `without_hooks` does not take it off, and a probe of the model may fare otherwise with it: nothing that was found
-    with or without it is to be remembered for the other.
+    `without_hooks` does not remove such a change, and the model can behave differently with it. Results of a probe must
+    not be remembered then. points: `model.hook_dict`.
     """
     at_points: set[int] = set()
     for acting in acting_on(model):
@@ -109,12 +112,15 @@ def acts_inside(model: Any, points: Mapping[str, Any]) -> bool:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names of a list for a message, and how many others there are."""
+    """Return the first six names of a list as text, and how many more there are: "a, b and 3 others"."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
 
 def acting_on(model: Any) -> Iterator[Acting]:
-    """Yield what of the user's acts in passes of a model: inside it, in the classes of its modules, and in torch."""
+    """Yield an `Acting` for each change by the user (hook, replaced method or module) that acts in passes of a model.
+
+    Searched are the model, the classes of its modules, and torch.
+    """
     modules = modules_of(model)
     yield from acting_in(model, modules)
     yield from _replaced_in_classes({type(module) for module in modules})
@@ -129,20 +135,20 @@ def acting_on(model: Any) -> Iterator[Acting]:
 
 
 def acting_in(model: Any, modules: Iterable[Any] | None = None) -> Iterator[Acting]:
-    """Yield what of the user's is inside a model of TransformerLens or transformers, in the order of its modules.
+    """Yield an `Acting` for each change by the user inside a TransformerLens or transformers model, in module order.
 
-    `modules` are its modules, where these are known.
+    modules: the model's modules, if they are known already.
     """
     modules = modules_of(model) if modules is None else modules
     roots = {id(root): root for root in (getattr(model, "original_model", model), model)}
     built = _root(type(getattr(model, "original_model", model))) in _READ
-    found = [(each, of_module) for each in modules if (of_module := [*_of_module(each, roots, built)])]
-    if not found:  # names take six times as long
+    changed = [(module, of_module) for module in modules if (of_module := [*_of_module(module, roots, built)])]
+    if not changed:  # names take six times as long
         return
     named = {id(module): name for root in roots.values() for name, module in reversed([*root.named_modules()])}
     order = {key: place for place, key in enumerate(reversed(named))}
     points = {id(point): name for name, point in getattr(model, "hook_dict", {}).items()}
-    for module, of_module in sorted(found, key=lambda pair: order.get(id(pair[0]), -1)):
+    for module, of_module in sorted(changed, key=lambda pair: order.get(id(pair[0]), -1)):
         inside = named.get(id(module), "").replace("_original_component.", "").removesuffix("._original_component")
         name = points.get(id(module), inside) or type(module).__name__
         for what, of_context, holder, key in of_module:
@@ -153,10 +159,12 @@ _Found = tuple[str, bool, MutableMapping[Any, Any] | None, Any]
 
 
 def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_Found]:
-    """Yield the user's hooks on a module, and what was replaced in it, by what its name is continued with.
+    """Yield (suffix of the name, of_context, holder, key) for each change by the user on one module, as in `Acting`.
 
-    Of a model itself (`roots`) only methods that a pass runs are looked at. `built`: a library built the model, so that
-    modules of the user's own classes were put into it.
+    of_context: True if a `with` block placed it. holder, key: dictionary and key where it is stored, or None.
+
+    roots: the models themselves, by id; of these only methods that run in a pass are checked. built: True if a library
+    built the model, so that modules of the user's own classes must have been inserted.
     """
     own, kind = vars(module), type(module)
     for kinds, held, what in ((_FORWARD, "fwd_hooks", ""), (_BACKWARD, "bwd_hooks", " (backward)")):
@@ -186,9 +194,10 @@ def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_
 
 
 def _is_replaced(module: Any, function: Any, method: bool) -> bool:
-    """Return whether a function that stands on a module itself was put there by the user, in place of a method or not.
+    """Return True if a function stored on a module was put there by the user.
 
-    What libraries put there acts as the method did, but that of another module, or a plain function of torch.
+    method: True if it replaces a method of the class. Functions that libraries put there do not count, because they
+    compute the same as the method. Methods of another module and plain functions of torch count as the user's.
     """
     owner = getattr(function, "__self__", function)
     if owner is module:
@@ -201,12 +210,15 @@ def _is_replaced(module: Any, function: Any, method: bool) -> bool:
 
 
 def _replaced_in_classes(kinds: Iterable[type]) -> Iterator[Acting]:
-    """Yield methods of libraries' classes that were replaced for all modules of a class."""
+    """Yield an `Acting` for each method of a library's class that the user replaced for all modules of that class.
+
+    kinds: classes of the model's modules.
+    """
     methods = {
         (owner, name): vars(owner)[name]
         for kind in kinds
         for name in _RUN
-        for owner in [next((each for each in kind.__mro__ if name in vars(each)), object)]
+        for owner in [next((ancestor for ancestor in kind.__mro__ if name in vars(ancestor)), object)]
         if _root(owner) in _READ and type(vars(owner)[name]) in _FUNCTIONS
     }
     for (owner, name), method in methods.items():
@@ -215,12 +227,12 @@ def _replaced_in_classes(kinds: Iterable[type]) -> Iterator[Acting]:
 
 
 def of_a_library(hook: Callable[..., Any]) -> bool:
-    """Return whether a hook is one of a library, known by the module that its function is defined in."""
+    """Return True if a hook belongs to a library, judged by the module in which its function is defined."""
     return all(_is_of(_LIBRARIES, home) and not home.startswith(_UTILITIES) for home in _homes(hook))
 
 
 def _homes(function: Any) -> Iterator[str]:
-    """Yield the names of the modules in which a function, and what it wraps, are defined."""
+    """Yield the names of the modules in which a function, and each function that it wraps, are defined."""
     while function is not None:
         while isinstance(function, partial):
             function = function.func
@@ -231,16 +243,21 @@ def _homes(function: Any) -> Iterator[str]:
 
 
 def _is_of(libraries: tuple[str, ...], home: str | None) -> bool:
+    """Return True if a module name begins with one of these library prefixes."""
     return f"{home}.".startswith(libraries)
 
 
 def _root(kind: type) -> str:
+    """Return the top-level package of a class."""
     return kind.__module__.partition(".")[0]
 
 
 @cache
 def _is_own(home: str) -> bool:
-    """Return whether a class is of the user's own files, and not of an installed package."""
+    """Return True if a class is defined in the user's own files, not in an installed package.
+
+    home: name of its module.
+    """
     if _is_of((*_REPLACING, "torch."), home):
         return False
     file = getattr(sys.modules.get(home), "__file__", None) or ""
@@ -249,24 +266,33 @@ def _is_own(home: str) -> bool:
 
 @uninterrupted
 def without_user_hooks(model: Any) -> Iterator[list[str]]:
-    """Take off what of the user's acts in passes of a model until the context ends, each put back in its place.
+    """Take the user's changes off a model until the `with` block ends, then restore each at its place.
 
-    Yields the names of what cannot be taken off: replaced methods of classes, modules, parametrized weights and modes.
+    Yields the names of changes that cannot be taken off: replaced methods of classes, replaced modules, parametrized
+    weights, and modes of torch.
     """
     with exclusive(model):
         acting = [*acting_on(model)]
         taken: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
-        orders = {id(one.holder): (one.holder, [*one.holder]) for one in acting if isinstance(one.holder, OrderedDict)}
+        orders = {
+            id(change.holder): (change.holder, [*change.holder])
+            for change in acting
+            if isinstance(change.holder, OrderedDict)
+        }
         with undoing(_put_back, taken, [*orders.values()]):
-            for holder, key in [(one.holder, one.key) for one in acting if one.holder is not None]:
+            for holder, key in [(change.holder, change.key) for change in acting if change.holder is not None]:
                 taken.append((holder, key, holder[key]))
                 del holder[key]
-            yield list(dict.fromkeys(one.name for one in acting if one.holder is None))
+            yield list(dict.fromkeys(change.name for change in acting if change.holder is None))
 
 
 def _put_back(
     taken: list[tuple[MutableMapping[Any, Any], Any, Any]], orders: list[tuple[OrderedDict[Any, Any], list[Any]]]
 ) -> None:
+    """Restore removed hooks and methods, and the order of their dictionaries.
+
+    taken: (dictionary, key, value) of each removed item. orders: (dictionary, its keys in their old order).
+    """
     for holder, key, value in taken:
         holder[key] = value
     for holder, order in orders:

@@ -1,4 +1,4 @@
-"""A LoRA adapter that peft has saved in a folder, merged into its base model."""
+"""Load a LoRA adapter from a folder that peft saved, merged into its base model."""
 
 import warnings
 from dataclasses import replace
@@ -20,10 +20,11 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the base of an adapter with the adapter merged into it, a tokenizer or None, and the provenance.
+    """Return (model, tokenizer or None, origin): the model of transformers has the LoRA adapter merged into its base.
 
-    It is merged in float32. The tokenizer is the one given, else the tokenizer in the adapter's folder, else the
-    base's. Raises as `load_model`.
+    adapter: `Source` of the adapter's folder. The merge runs in float32; then the weights get `dtype`. The tokenizer is
+    the given one, otherwise the one in the adapter's folder, otherwise the base's. The origin is a dict with `adapter`
+    (the folder) and `base` (the base's origin). Raises UnsupportedArchitecture or BadWeights if it cannot be merged.
     """
     folder, name = Path(adapter.location), adapter.record["model"]
     require_package("peft", f"{name} is a LoRA adapter, and merging it into its base", '"tlspectral[adapters]"')
@@ -38,12 +39,18 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
 
 
 def _base(folder: Path, name: str) -> Source:
+    """Return the `Source` of the base model that the config in an adapter's folder names. name: name of the adapter.
+
+    Raises BadWeights if it names none, UnsupportedArchitecture for another kind of adapter or base, FileNotFoundError
+    or ValueError if the base is not there.
+    """
     path = folder / ADAPTER_CONFIG
     config = read_json(path)
     base, kind, task = config.get("base_model_name_or_path"), config.get("peft_type"), config.get("task_type")
     if kind != "LORA" or task not in (None, "CAUSAL_LM"):
         raise UnsupportedArchitecture(
-            f"{name} is an adapter of kind {kind} for the task {task}; only LoRA of causal language models is merged"
+            f"{name} is an adapter of kind {kind} for the task {task}; only LoRA of causal language models is merged: "
+            "merge it by peft, and load the merged model"
         )
     if not isinstance(base, str) or not base:
         raise BadWeights(f"{path} does not name the adapter's base; set base_model_name_or_path there")
@@ -53,7 +60,8 @@ def _base(folder: Path, name: str) -> Source:
         raise type(error)(f"the base of the adapter {name}, named in {path}, is not there: {error}") from error
     if not source.streams:
         raise UnsupportedArchitecture(
-            f"the base of the adapter {name}, {base}, is no folder or hub model; set base_model_name_or_path in {path}"
+            f"the base of the adapter {name}, {base}, is not a folder or hub model; set base_model_name_or_path in "
+            f"{path}"
         )
     revision = config.get("revision")
     if source.kind == "hub" and revision is not None:
@@ -62,9 +70,14 @@ def _base(folder: Path, name: str) -> Source:
 
 
 def _merged(pretrained: Any, folder: Path, name: str) -> Any:
+    """Return a model of transformers with the adapter in `folder` merged into its weights.
+
+    pretrained: the base model; its modules are replaced. name: the adapter's, in messages. Raises BadWeights if adapter
+    and base do not fit, UnsupportedArchitecture if the merge changes the output.
+    """
     peft: Any = import_module("peft")
     if not any((folder / file).is_file() for file in _WEIGHTS):
-        raise BadWeights(f"{name} has an {ADAPTER_CONFIG} and no weights; {' or '.join(_WEIGHTS)} should be there")
+        raise BadWeights(f"{name} has an {ADAPTER_CONFIG} and no weights; put {' or '.join(_WEIGHTS)} beside it")
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):  # new adapters are drawn at random
             # peft warns, and goes on, where it ignores a setting that it does not know.

@@ -1,11 +1,11 @@
-"""A Hugging Face model made into a TransformerLens model, and compared with what it was made from.
+"""Build a TransformerLens model from a Hugging Face model, and check that both compute the same.
 
-TransformerLens 3.9 to 4.3 cuts queries, keys and values wrongly out of one packed projection in Falcon's newer decoder
-(40B, 180B, Falcon 2), GPT-NeoX without biases and GPTBigCode without multi-query attention. The projection holds, one
-key/value head after the other, the queries that read it, its key and its value. TransformerLens cuts Falcon's as
-if all queries came first, asserts that the second has biases and that the third has one key/value head. These adapters
-are corrected when a model is built. The entry-point group `transformer_lens.architectures` cannot serve for it: an
-entry point with the name of a native adapter is passed over, with a warning in every program that loads a bridge.
+TransformerLens 3.9 to 4.3 splits a packed projection wrongly into queries, keys and values in Falcon's newer decoder
+(40B, 180B, Falcon 2), GPT-NeoX without biases and GPTBigCode without multi-query attention. For each key/value head,
+the projection holds the queries that read it, its key and its value. TransformerLens splits Falcon's as if all queries
+came first; it asserts that GPT-NeoX has biases, and that GPTBigCode has one key/value head. `correct_packed` corrects
+these adapters when a model is built. An entry point in `transformer_lens.architectures` cannot do this: TransformerLens
+ignores one with the name of a native adapter, and warns in every program that loads a bridge.
 """
 
 from importlib.metadata import version
@@ -22,18 +22,26 @@ from tlspectral.models.loading.checks import require_agreement, sound_log_probab
 from tlspectral.models.loading.encoders import has_no_head, is_encoder_config
 
 _ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
-# The parts of a layer by the names that they have elsewhere.
+# Names that other models have for the parts of a layer of Gemma 3n.
 _GEMMA3N = {"self_attn": "attn", "input_layernorm": "ln1", "post_attention_layernorm": "ln1_post"}
 
 
 def build_model(
     pretrained: Any, tokenizer: Any, name: str, backend: str, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Return the TransformerLens model of a Hugging Face model, which is taken apart. Raises as `load_model`."""
+    """Return the TransformerLens model of a Hugging Face model, on `device` with weights of `dtype`.
+
+    The given model is taken apart and cannot be used afterwards.
+
+    pretrained: model of transformers. tokenizer: its tokenizer, or None. name: its name. backend: "hooked", otherwise a
+    bridge. Raises UnsupportedArchitecture, also if the two models compute different outputs; BadWeights for NaN.
+    """
     lens = f"TransformerLens {version('transformer-lens')} makes of {name}"
     if backend == "hooked":
         if is_encoder_config(pretrained.config):
-            raise UnsupportedArchitecture(f"{name} is an encoder, of which there is a bridge: use backend='bridge'")
+            raise UnsupportedArchitecture(
+                f"{name} is an encoder, which HookedTransformer cannot hold: use backend='bridge'"
+            )
         expected = sound_log_probabilities(pretrained, name)
         model = build_hooked(pretrained, tokenizer, name, dtype)
         require_agreement(model, expected, f"the HookedTransformer that {lens}", 'use backend="bridge"')
@@ -45,9 +53,10 @@ def build_model(
 
 
 def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
-    """Return a raw TransformerBridge around a Hugging Face model, whose submodules it replaces in place.
+    """Return a raw TransformerBridge around a Hugging Face model, whose submodules are replaced in place.
 
-    Raises UnsupportedArchitecture if TransformerLens has no bridge for the model's class, or none that can hold it.
+    tokenizer: its tokenizer, or None. name: its name. Raises UnsupportedArchitecture if TransformerLens has no bridge
+    for the model's class, or the bridge cannot hold the model.
     """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
@@ -68,7 +77,7 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
-        # Modules that are not where the adapter looks, or packed weights that do not split as it says.
+        # Modules are not where the adapter looks, or packed weights do not split as it says.
         kind, reason = pretrained.config.model_type, " ".join(str(error).split())
         raise UnsupportedArchitecture(
             f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason})"
@@ -77,6 +86,10 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 
 
 def _correct(adapter: Any, pretrained: Any) -> None:
+    """Correct an architecture adapter of TransformerLens in place, so that its bridge fits a Hugging Face model.
+
+    pretrained: the Hugging Face model, not changed.
+    """
     correct_packed(adapter, pretrained.config)
     if pretrained.config.model_type == "gemma3n_text":
         _hold_text(adapter)
@@ -85,7 +98,7 @@ def _correct(adapter: Any, pretrained: Any) -> None:
     if has_no_head(pretrained):
         for part in ("mlm_head", "ln_final", "unembed"):
             del adapter.component_mapping[part]
-    # A part that this model does not have (None) stays so: the bridge would put in its place a module that cannot run.
+    # A part that this model lacks (None) is removed: the bridge would replace it by a module that cannot run.
     for part, component in list(adapter.component_mapping.items()):
         owner, _, name = (component.name or "").rpartition(".")
         if name and getattr(pretrained.get_submodule(owner), name, component) is None:
@@ -95,7 +108,10 @@ def _correct(adapter: Any, pretrained: Any) -> None:
 
 
 def _hold_attention(adapter: Any, name: str) -> None:
-    """Give layers with attention a bridge of it, in place; `name` is where they have what others mix tokens by."""
+    """Add a bridge of attention to an architecture adapter in place, for models with attention in some layers only.
+
+    name: the attribute of a layer that holds its attention, or in other layers another module that mixes tokens.
+    """
     from transformer_lens.model_bridge import generalized_components as parts
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
@@ -116,14 +132,14 @@ def _hold_attention(adapter: Any, name: str) -> None:
     def _found(module: Any, path: str) -> Any:
         component = find(module, path)
         if path == name and not type(component).__name__.endswith("Attention"):
-            raise AttributeError(path)  # no attention, or attention that is held: TransformerLens leaves it out
+            raise AttributeError(path)  # TransformerLens then leaves the bridge of this layer's attention out
         return component
 
     adapter.get_remote_component = _found
 
 
 def _register_gemma3n_text() -> None:
-    """Give TransformerLens an adapter of Gemma 3n without towers; its own needs the package timm for images."""
+    """Register an adapter for Gemma 3n as a model of text; TransformerLens' own needs the package timm for images."""
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory as Factory
     from transformer_lens.model_bridge.supported_architectures.gemma3n import Gemma3nArchitectureAdapter as Whole
 
@@ -131,7 +147,10 @@ def _register_gemma3n_text() -> None:
 
 
 def _hold_text(adapter: Any) -> None:
-    """Let the adapter of Gemma 3n hold a model without towers, with the parts of a layer as other models name them."""
+    """Change the architecture adapter of Gemma 3n in place, so that it holds a model without image and audio parts.
+
+    The parts of a layer get the names that they have in other models.
+    """
     for component in adapter.component_mapping.values():
         component.name = component.name.replace("language_model.", "")
     blocks = adapter.component_mapping["blocks"]
@@ -140,7 +159,11 @@ def _hold_text(adapter: Any) -> None:
 
 
 def correct_packed(adapter: Any, config: Any) -> None:
-    """Correct how an adapter cuts a packed projection, in place. Other models' projections are left as they are."""
+    """Correct in place how an architecture adapter splits a packed projection into queries, keys and values.
+
+    It changes adapters of Falcon's newer decoder, GPT-NeoX without biases and GPTBigCode without multi-query attention;
+    others stay. config: the model's config of transformers.
+    """
     newer_falcon = config.model_type == "falcon" and config.new_decoder_architecture
     without_bias = config.model_type == "gpt_neox" and not config.attention_bias
     key_for_each = config.model_type == "gpt_bigcode" and not config.multi_query

@@ -1,8 +1,7 @@
-"""A HookedTransformer (TransformerLens 3.x) of a loaded Hugging Face model.
+"""Build a HookedTransformer (TransformerLens 3.x) from a loaded Hugging Face model.
 
-TransformerLens' own loader fetches the configuration from the hub by name, even for weights in memory; here its
-converters get the model's own configuration instead. They leave some features out without a warning (such as YaRN), so
-the result is compared with the model it was made from.
+TransformerLens' own loader downloads the configuration by name, even for weights in memory; here its converters get
+the model's own configuration. They drop some features silently (such as YaRN), so outputs are compared afterwards.
 """
 
 import contextlib
@@ -21,17 +20,20 @@ from tlspectral.models.loading.packaged import FOLDED, hooked_transformer_class
 from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.running.partial_runs import methods_replaced
 
-_IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
-_LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
+_IN_MEMORY = "<in memory>"  # not a hub id: ids that contain "llama" or "gemma" get hard-coded shapes
+_LONGEST = 2048  # tokens; every layer keeps a mask of [tokens, tokens]
 _converting = threading.Lock()
 
 
 def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> Any:
-    """Return the model as a HookedTransformer on the CPU, its norm gains folded, nothing else processed.
+    """Return a Hugging Face model as a HookedTransformer on the CPU with folded norm gains.
 
-    Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
-    the checkpoint's. The context of a model without learned positions is its config's, cut to 2048 tokens.
-    Raises as `load_model`; UnsupportedArchitecture also where rope scaling or sliding windows would be ignored.
+    Nothing is centred and value biases stay in place, so the logits equal the checkpoint's. Without learned positions
+    the context is the config's, at most 2048 tokens.
+
+    model: of transformers. tokenizer: its tokenizer, or None. name: hub id or path. dtype: of the weights. Raises
+    ImportError on TransformerLens 4; UnsupportedArchitecture if TransformerLens cannot hold the model, or would ignore
+    rope scaling or a sliding window.
     """
     hooked_class = hooked_transformer_class()
     try:
@@ -54,20 +56,25 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
 
 
 def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -> tuple[Any, str]:
+    """Return (TransformerLens' config of a model, name by which its converters know the model).
+
+    tl_loading: TransformerLens' module of loading functions. model: of transformers. name: hub id or path. dtype: of
+    the weights.
+    """
 
     def configured(tl_name: str) -> Any:
         cfg = tl_loading.get_pretrained_model_config(
             tl_name, hf_cfg=model.config.to_dict(), fold_ln=True, device="cpu", dtype=dtype
         )
         if cfg.positional_embedding_type in ("rotary", "alibi"):
-            # For some architectures TransformerLens has a default of 2048 tokens, whatever the config says.
+            # For some architectures TransformerLens uses 2048 tokens, whatever the config says.
             cfg.n_ctx = min(cfg.n_ctx, _LONGEST, stated_context(model.config) or _LONGEST)
         return cfg
 
     try:
         return configured(_IN_MEMORY), _IN_MEMORY
     except NotImplementedError:
-        # Gemma and OLMo have only shapes by hub id.
+        # Gemma and OLMo are known by hub id only.
         if name not in tl_loading.OFFICIAL_MODEL_NAMES:
             raise
         return configured(name), name
@@ -75,7 +82,10 @@ def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -
 
 @contextlib.contextmanager
 def _own_config(model: Any) -> Iterator[Any]:
-    """Yield TransformerLens' loading module, which sees the model's own configuration and logs nothing meanwhile."""
+    """Yield TransformerLens' module of loading functions, patched to use the config of this Hugging Face model.
+
+    Until the `with` block ends, messages that TransformerLens logs are suppressed.
+    """
     tl_loading: Any = importlib.import_module("transformer_lens.loading_from_pretrained")
     config = copy.deepcopy(model.config)
     # Fields that TransformerLens reads and transformers 5 has dropped or moved.
@@ -110,7 +120,11 @@ def _own_config(model: Any) -> Iterator[Any]:
 
 
 def _check_positions(cfg: Any, config: Any, name: str) -> None:
-    """Refuse rope scalings and windows that HookedTransformer leaves out, also those that act past a short text."""
+    """Raise UnsupportedArchitecture for a rope scaling or sliding window that HookedTransformer ignores.
+
+    cfg: TransformerLens' config of the model. config: the config of transformers. name: the model's name in the
+    message. A comparison of outputs on a short text would not notice every ignored setting.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
     flat = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
     computes = {"llama3": cfg.use_NTK_by_parts_rope, "yarn": getattr(cfg, "use_yarn_rope", False), "default": True}

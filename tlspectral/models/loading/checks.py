@@ -1,8 +1,8 @@
-"""Checks behind a load: the model computes what its checkpoint does, and no weight of it was left out.
+"""Checks after a load: the model computes the same as its checkpoint, and no weight was left out.
 
-transformers drops tensors that config.json does not ask for without an error, and does not report all of them. A
-query/key norm, a bias or a layer that is dropped makes another model. Masks, rotary frequencies, extra prediction
-layers and parts for images or sound change nothing that is measured.
+transformers silently drops tensors that config.json does not ask for, and does not report all of them. Without a
+query/key norm, a bias or a layer the model is another one. Masks, rotary frequencies, extra prediction layers and parts
+for images or sound change nothing that is measured, so they may be dropped.
 """
 
 import re
@@ -31,10 +31,10 @@ _CHECKED_TOKENS = 24
 _TOLERANCE = 1e-4
 
 LOST_FROM = (5, 24)
-"""The version of transformers from which bridges of TransformerLens lose the cache, above which none is installed."""
+"""First version of transformers with which bridges of TransformerLens lose the cache; pyproject.toml stays below."""
 
 OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
-"""Matches a word in the name of a tensor that belongs to images or sound."""
+"""Matches names of tensors that belong to images or sound."""
 
 _NUMBERED = re.compile(r"((?:.*?\.)??)(\d+)\.(.+)")  # prefix of a list of modules, index in it, name within
 _POSITIONS = re.compile(r"(.*\.)?(rotary_emb\..*|[a-z_]*inv_freq)")
@@ -47,10 +47,10 @@ _SHOWN = 20
 
 @torch.no_grad()
 def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
-    """Return the log-probabilities of 24 seeded random tokens, on the CPU, of a Hugging Face or TransformerLens model.
+    """Return the log-probabilities of a model on 24 random tokens (seed 0), [1, pos, d_vocab] in float64 on the CPU.
 
-    Fewer tokens where the context is shorter. None in half precision, where rounding hides the differences. Raises
-    UnsupportedArchitecture for a model that does not run in float64.
+    model: of TransformerLens or of transformers. It gets fewer tokens if its context is shorter. Returns None for a
+    model in 16 bits, where rounding hides differences. Raises UnsupportedArchitecture if a float64 model cannot be run.
     """
     anchor = next(model.parameters())
     if anchor.dtype not in (torch.float32, torch.float64):
@@ -74,21 +74,22 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
 
 
 def sound_log_probabilities(model: Any, name: str) -> Float64[Tensor, "1 pos d_vocab"] | None:
-    """Return the log-probabilities of a Hugging Face model, and refuse NaN or infinite weights.
+    """Return a Hugging Face model's log-probabilities on 24 random tokens, in float64; None for a 16-bit model.
 
-    These are looked for where log-probabilities are NaN or are not computed. Raises BadWeights, which names the first
-    weight, also if only the log-probabilities are NaN.
+    name: the model's name in messages. Raises BadWeights if weights are NaN or infinite (the message names the first
+    such tensor), or if only the log-probabilities are NaN.
     """
-    found = log_probabilities(model)
-    if found is not None and not bool(found.isnan().any()):
-        return found
+    logs = log_probabilities(model)
+    if logs is not None and not bool(logs.isnan().any()):
+        return logs
+    # Weights are read only if log-probabilities are NaN or were not computed.
     for tensor, value in model.named_parameters():
         bad = int((~torch.isfinite(value)).sum())
         if bad:
             raise BadWeights(
                 f"{tensor} of {name}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again"
             )
-    if found is not None:
+    if logs is not None:
         raise BadWeights(
             f"the log-probabilities of {name} are NaN although all of its weights are numbers, in transformers' own "
             "model; compare config.json with the published one"
@@ -97,9 +98,12 @@ def sound_log_probabilities(model: Any, name: str) -> Float64[Tensor, "1 pos d_v
 
 
 def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | None, what: str, advice: str) -> None:
-    """Refuse a model whose log-probabilities are not those that are expected; None checks nothing.
+    """Raise UnsupportedArchitecture if the model's log-probabilities differ from `expected` by more than rounding.
 
-    Raises UnsupportedArchitecture if they differ by more than rounding, or the model cannot be run.
+    It is also raised if the model cannot be run.
+
+    expected: what `log_probabilities` returned for the original model; None checks nothing.
+    what: beginning of the message, which names the checked model. advice: end of the message.
     """
     if expected is None:
         return
@@ -119,10 +123,11 @@ def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | N
 
 
 def avoid_lost_cache(model: Any) -> None:
-    """Let a model that was built here generate without its key/value cache if a cached step is wrong, with a warning.
+    """Warn, and switch a new model's key/value cache off, if a cached step differs from an uncached pass.
 
-    A copy of a model that does so already is passed over, since the warning was given. A model that was handed in is
-    not to be changed, so this is not for it; `key_value_cache.prefill` asks the same of every model.
+    Afterwards the model's methods `generate`, `generate_stream` and `hf_generate` run without a cache. A model that
+    runs so already is skipped. Give only models that `load_model` has made, because models of the user must not be
+    changed; `key_value_cache.prefill` checks every model.
     """
     view = attention_view(model)
     if isinstance(getattr(model, "generate", None), WithoutCache):
@@ -136,25 +141,25 @@ def avoid_lost_cache(model: Any) -> None:
     advice = "install transformers<{}.{}".format(*LOST_FROM) if renamed else "try another version of TransformerLens"
     warn_caller(
         f"{view.source['model']}: TransformerLens {lens} loses the key/value cache of this model, or its positions, "
-        f"under transformers {transformers} (what its layers write behind cached tokens differs from an uncached pass "
-        f"by {difference:.1e} of its size). generate, generate_stream and hf_generate of this model, and passes of "
-        "tlspectral that would lose it, therefore run without a cache, which is right and slower; do not pass one to "
-        f"the model yourself. To have the cache, {advice}"
+        f"under transformers {transformers} (outputs after cached tokens differ from an uncached pass by a share of "
+        f"{difference:.1e}). generate, generate_stream, hf_generate and tlspectral therefore run this model without a "
+        f"cache, which is correct but slower; do not pass a cache to the model yourself. To have the cache, {advice}"
     )
 
 
 def require_filled(report: Mapping[str, Any], model: Any, name: str, stored: Iterable[str] = ()) -> None:
-    """Refuse a model with weights that its files lack, by what transformers reports of the load. Raises BadWeights.
+    """Raise BadWeights if the files lack weights of the model. name: the checkpoint's name in the message.
 
-    `stored` are the names of tensors in the files that fit no parameter. `model` is of the class that was loaded.
+    report: what transformers reports about the load, a dict with `missing_keys` and `mismatched_keys`.
+    stored: names of tensors in the files that fit no parameter. The message uses them to explain the failure.
     """
     lost = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
     if not lost:
         return
-    other = [one for one in model.config.architectures or () if one != type(model).__name__]
+    other = [name for name in model.config.architectures or () if name != type(model).__name__]
     why = _wrapped(lost, stored) or "Fetch it again, or compare its config.json with the published one"
     if other:
-        why = f"Its config.json says that they are of a {other[0]}: load the language model that it was made from"
+        why = f"Its config.json describes a {other[0]}: load the language model that it was made from"
     raise BadWeights(
         f"{name} lacks {len(lost)} of the weights that its config asks for, such as {lost[0]}; they would be left "
         f"random. {why}"
@@ -162,21 +167,21 @@ def require_filled(report: Mapping[str, Any], model: Any, name: str, stored: Ite
 
 
 def _wrapped(parameters: Collection[str], stored: Iterable[str]) -> str:
-    """Return what a wrapper (torch.compile, DDP, FSDP, peft) put into names of tensors; empty where none did.
+    """Return advice if a wrapper (torch.compile, DDP, FSDP, peft) put words into tensor names, otherwise "".
 
-    Some words stand in front of names of parameters, or some that no parameter has stand within: in all names that
-    hold them.
+    parameters: names of the model's parameters. stored: names of tensors in the files. A wrapper is recognised if all
+    names with its words become names of parameters without them. The words may stand in front or in the middle.
     """
     names = [name.split(".") for name in stored]
     known = {word for parameter in parameters for word in parameter.split(".")}
     for name in names:
         starts = [at for at in range(1, len(name)) if ".".join(name[at:]) in parameters]
         front, within = name[: starts[0]] if starts else [], {word for word in name if word not in known}
-        for words, meant in (
-            (front, [one[len(front) :] for one in names if one[: len(front)] == front]),
-            (within, [[word for word in one if word not in within] for one in names if within & {*one}]),
+        for words, without in (
+            (front, [other[len(front) :] for other in names if other[: len(front)] == front]),
+            (within, [[word for word in other if word not in within] for other in names if within & {*other}]),
         ):
-            if words and all(".".join(one) in parameters for one in meant):
+            if words and all(".".join(rest) in parameters for rest in without):
                 return (
                     f"The names in its files hold {'.'.join(words)}, such as {'.'.join(name)}, as a wrapper of the "
                     "model puts it there: save the model without the wrapper, or take it out of the names"
@@ -185,10 +190,15 @@ def _wrapped(parameters: Collection[str], stored: Iterable[str]) -> str:
 
 
 def _placed(model: nn.Module, names: Iterable[str], who: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the parameter that transformers loads each tensor into, and the names it looks for of tensors without one.
+    """Match the tensors of a checkpoint with the parameters of its model; return two dicts.
 
-    Names are changed as in a load: older names, packed experts, prefixes that are missing or too many. A parameter made
-    of several tensors is left out of the first. Raises BadWeights for two tensors that become one parameter.
+    1. Name of a tensor -> name of the parameter that is loaded from this tensor alone.
+    2. Name of a tensor that fits no parameter -> the parameter's name that was looked for.
+
+    Tensors that are joined into one parameter, such as the weights of single experts, are in neither dict.
+
+    names: names of the stored tensors. They are changed as transformers changes them: older names, missing or extra
+    prefixes. who: the checkpoint's name, for the error. Raises BadWeights if two tensors are loaded as the same weight.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -205,20 +215,23 @@ def _placed(model: nn.Module, names: Iterable[str], who: str) -> tuple[dict[str,
             unused[name] = target
             continue
         if pattern is None:
-            placed[name] = meant = target if target in parameters else name
+            placed[name] = parameter = target if target in parameters else name
         else:  # one of several tensors of a parameter
-            meant = rename_source_key(name, renamings, [])[0].removeprefix(f"{base}.")
-        other = first.setdefault(meant, name)
+            parameter = rename_source_key(name, renamings, [])[0].removeprefix(f"{base}.")
+        other = first.setdefault(parameter, name)
         if other != name:
             raise BadWeights(
-                f"{who}: its files hold {other} and {name}, and transformers loads both into {target}, so that it is "
-                "not known which is meant; remove one of the two from the files"
+                f"{who}: its files hold {other} and {name}, and transformers loads both into {target}; remove the "
+                "wrong one from the files"
             )
     return placed, unused
 
 
 def require_tied(model: Any, who: str) -> None:
-    """Refuse files that hold another unembedding than the embedding, if config.json ties the two. Raises BadWeights."""
+    """Raise BadWeights if config.json ties the unembedding to the embedding, and the two loaded weights differ.
+
+    who: the model's name in the message.
+    """
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
     if not _tied(model) or outside is None or outside.weight is inside.weight:
         return
@@ -233,13 +246,19 @@ def _require_fitting(
     read: Callable[[str], Tensor],
     who: str,
 ) -> None:
-    """Refuse tensors of other shapes than their parameters, and an unembedding that `require_tied` would refuse."""
+    """Raise BadWeights if a tensor has not its parameter's shape, or if two tied embeddings have other values.
+
+    placed: from name of a tensor to its parameter. shapes: from name of a tensor to its stored shape. read: function
+    from name of a tensor to the tensor. who: the checkpoint's name in messages.
+    """
     whole: Any = model
     parameters = whole.state_dict()
     for tensor, target in placed.items():
-        asked = tuple(parameters[target].shape)
-        if tensor in shapes and shapes[tensor] != asked:
-            raise BadWeights(f"{tensor} of {who} has shape {shapes[tensor]}, and config.json asks for {asked}")
+        expected = tuple(parameters[target].shape)
+        if tensor in shapes and shapes[tensor] != expected:
+            raise BadWeights(
+                f"{tensor} of {who} has shape {shapes[tensor]}, and config.json asks for {expected}: fetch both again"
+            )
     paths = {module: path for path, module in model.named_modules()}
     ends = {f"{paths.get(end)}.weight" for end in (whole.get_input_embeddings(), whole.get_output_embeddings())}
     stored = [tensor for tensor, target in placed.items() if target in ends and tensor in shapes]
@@ -248,10 +267,15 @@ def _require_fitting(
 
 
 def _tied(model: Any) -> bool:
+    """Return True if config and class of a model share one weight between embedding and unembedding."""
     return bool(getattr(model.config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None))
 
 
 def _not_tied(who: str) -> BadWeights:
+    """Return the BadWeights error for a stored unembedding where the config ties it to the embedding.
+
+    who: the model's name.
+    """
     return BadWeights(
         f"{who}: config.json ties the unembedding to the embedding (tie_word_embeddings), and the files hold another "
         "unembedding; set tie_word_embeddings to false in config.json"
@@ -265,13 +289,19 @@ def unused_weights(
     who: str,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> list[str]:
-    """Return the tensors of a checkpoint that its model, on the meta device or not, has no parameter for.
+    """Return the names of a checkpoint's tensors that fit no parameter of its model and that the model does not need.
 
-    Raises BadWeights where they belong to a part of the model that was built, or are quantised: for floating-point
-    tensors in a decoder block of the model or its final norm, and further blocks; and for two tensors that are one
-    parameter. `read` gives a tensor by its name.
+    Args:
+        model: the model of transformers, with weights or on the meta device.
+        names: names of all tensors in the files.
+        read: function from name of a tensor to the tensor.
+        who: the checkpoint's name in messages.
+        shapes: from name of a tensor to its shape, to be compared with the parameters. Default: not compared, because a
+            load follows that does it.
 
-    `shapes` of tensors that are not loaded behind this are compared with the model's, as a load compares them.
+    Raises:
+        BadWeights: an unused tensor is quantised; an unused floating-point tensor belongs to a decoder block, a further
+            block or the final norm; two tensors are loaded into one parameter; or a shape does not fit.
     """
     whole: Any = model
     config, (placed, unused) = whole.config.get_text_config(), _placed(model, names, who)
@@ -281,10 +311,10 @@ def unused_weights(
     if quantised:
         raise BadWeights(
             f"{who} stores quantised weights ({quantised[0]} and {len(quantised) - 1} others), and config.json does "
-            "not say so; load the model that they were made from"
+            "not say so; load the model before quantisation"
         )
     base = f"{whole.base_model_prefix}."
-    depth: dict[str, int] = {}  # number of blocks that the model built, by the prefix of their list
+    depth: dict[str, int] = {}  # number of blocks that the model has, by the prefix of their list
     for match in map(_NUMBERED.fullmatch, (name.removeprefix(base) for name in model.state_dict())):
         if match is not None and not OTHER_TOWERS.search(match[1]):
             depth[match[1]] = max(depth.get(match[1], 0), int(match[2]) + 1)
@@ -298,7 +328,7 @@ def unused_weights(
         if not (_in_built_module(target, modules, depth) if block is None else block[0] in depth):
             continue
         value = read(stored)
-        # A mask is a matrix of zeros and ones, or one number, for minus infinity.
+        # A mask is a matrix of zeros and ones, or one number that stands for minus infinity.
         mask = value.numel() == 1 or (value.ndim >= 2 and bool(((value == 0) | (value == 1)).all()))
         if not value.is_floating_point() or (_MASK.fullmatch(target) and mask):
             continue
@@ -320,36 +350,49 @@ def unused_weights(
 
 
 def in_any_layer(tensor: str) -> str:
-    """Return the name of a tensor with N for the numbers of layers and experts."""
+    """Return a tensor's name with N for the numbers of layers and experts: "h.3.attn" becomes "h.N.attn"."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "N", tensor)
 
 
 def listed(unused: Iterable[str]) -> dict[str, Any]:
-    """Return the record of unused weights for a table: their number, and their names with N for the layer."""
+    """Return a dict: `count`, how many weights are unused, and `names`, up to 20 of their names with N for the layer.
+
+    unused: names of the unused tensors.
+    """
     names = list(unused)
     return {"count": len(names), "names": sorted(set(map(in_any_layer, names)))[:_SHOWN]}
 
 
 def _block(target: str) -> tuple[str, int] | None:
+    """Return (prefix of its list of layers, index), such as ("layers.", 3), for a parameter's name.
+
+    None for a name without a number.
+    """
     match = _NUMBERED.fullmatch(target)
     return None if match is None else (match[1], int(match[2]))
 
 
 def _prediction_blocks(targets: Iterable[str], depth: Mapping[str, int], stated: int) -> set[tuple[str, int]]:
-    """Return the blocks past the model's last that predict further tokens.
+    """Return a set of (prefix of its list, index): stored blocks past the model's last, for further tokens only.
 
-    These are all such blocks if there are at most `stated`, else those with parameters that only these blocks have.
+    targets: names of parameters that fit nowhere. depth: from prefix of a list of layers to the model's number of
+    blocks in it. stated: number of such blocks in config.json. If there are at most `stated` further blocks, all of
+    them count; otherwise only blocks with parameters that only such blocks have (`eh_proj`, `shared_head`).
     """
     beyond: dict[tuple[str, int], bool] = {}
     for target in targets:
         block = _block(target)
         if block is not None and block[1] >= depth.get(block[0], block[1] + 1):
             beyond[block] = beyond.get(block, False) or _PREDICTION_LAYER.fullmatch(target) is not None
-    return {block for block, recognised in beyond.items() if recognised or len(beyond) <= stated}
+    return {block for block, is_prediction in beyond.items() if is_prediction or len(beyond) <= stated}
 
 
 def _in_built_module(target: str, modules: Mapping[str, nn.Module], depth: Mapping[str, int]) -> bool:
-    """Return whether a tensor outside all lists belongs to a leaf module of the model, or to its final norm."""
+    """Return True if a tensor outside all blocks belongs to a built module without children, or is the final norm.
+
+    target: name of the tensor. modules: the model's modules by name. depth: from prefix of a list of blocks to its
+    length.
+    """
     module = modules.get(target.rpartition(".")[0])
     if module is not None and "." in target and next(module.children(), None) is None:
         return True

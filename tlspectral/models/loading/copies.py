@@ -1,4 +1,4 @@
-"""Copies of a model's modules that share the storage of its parameters, without its hooks."""
+"""Copy a model's modules without its hooks; parameters of the copy share storage with the original's."""
 
 import copy
 import re
@@ -19,23 +19,24 @@ _givers: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
 
 
 def note_given(model: Any, given: Any) -> None:
-    """Remember of which object of transformers a model was made."""
+    """Remember that `model` was made from the object `given` of transformers, without keeping `given` alive."""
     _givers[model] = ref(given)
 
 
 def given_for(model: Any) -> Any:
-    """Return the object of transformers of a copy of which `load_model` made a model; None where there is none (now).
+    """Return the object of transformers from which `load_model` made this model; None if it does not exist.
 
-    What is put on that object does not act in the model.
+    The model is made from a copy of that object, so hooks on the object do not act in the model.
     """
     return _givers[model]() if model in _givers else None
 
 
 def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, shared: bool = True) -> Any:
-    """Return a copy of a Hugging Face model with modules, buffers and config of its own, without hooks.
+    """Return a copy of a Hugging Face model with its own modules, buffers and config, without hooks.
 
-    Its parameters are other objects on the same storage, unless `dtype` is another one or `shared` is False. A warning
-    names the modules whose hooks are left out.
+    Parameters of the copy are new objects on the storage of the original's, unless `dtype` is another type or `shared`
+    is False: then they have their own storage. name: the model's name in a warning, which lists the modules whose hooks
+    are left out.
     """
     memo: dict[int, Any] = other_parameters(given, dtype) if shared else {}
     hooked = []
@@ -50,22 +51,24 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
         names = ", ".join(module_name or "the model" for module_name in hooked[:_SHOWN])
         more = f" and {len(hooked) - _SHOWN} others" if len(hooked) > _SHOWN else ""
         warn_caller(
-            f"{name} has hooks of PyTorch on {names}{more}; they stay there, and do not act in the model that is made "
-            "of it"
+            f"{name} has hooks of PyTorch on {names}{more}; they stay there, and do not act in the loaded model: put "
+            "them on the loaded model"
         )
     copied = deep_copy(given, memo)
     for module in copied.modules():
-        # The mark of transformers that its own hooks, which are left out, are in place.
+        # transformers marks here that its own hooks are in place; the copy has none.
         vars(module).pop("_output_capturing_hooks_installed", None)
     return copied
 
 
 def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy of a module in which a forward pass that was set on a submodule runs the copy's own weights.
+    """Return a deep copy of a module in which replaced `forward` functions run the weights of the copy.
 
-    copy.deepcopy leaves functions as they are, so one that holds a submodule, as those that TransformerLens sets on
-    Falcon's linear layers, would go on to run the weights of the original. Activations of the last pass that modules
-    keep cannot be copied, and are None in the copy.
+    copy.deepcopy does not copy functions: a `forward` that refers to a submodule, as TransformerLens sets on Falcon's
+    linear layers, would run the weights of the original. Activations kept from the last pass cannot be copied and
+    become None.
+
+    memo: dict from id of an object to the copy to use for it, as copy.deepcopy takes it; it is extended.
     """
     for owner in (*module.modules(), *getattr(module, "original_model", module).modules()):
         kept = (value for value in vars(owner).values() if isinstance(value, torch.Tensor) and not value.is_leaf)
@@ -77,14 +80,18 @@ def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
             continue
         held = [cell.cell_contents for cell in forward.__closure__]
         cells = tuple(CellType(memo.get(id(value), value) if isinstance(value, nn.Module) else value) for value in held)
-        other = FunctionType(forward.__code__, forward.__globals__, forward.__name__, forward.__defaults__, cells)
-        other.__kwdefaults__ = forward.__kwdefaults__
-        vars(part)["forward"] = other
+        rebuilt = FunctionType(forward.__code__, forward.__globals__, forward.__name__, forward.__defaults__, cells)
+        rebuilt.__kwdefaults__ = forward.__kwdefaults__
+        vars(part)["forward"] = rebuilt
     return copied
 
 
 def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dict[int, nn.Parameter]:
-    """Return, for the memo of a deep copy, other parameters on the same storage, or with values of another type."""
+    """Return a dict from id of each parameter of a module to a new parameter on the same storage.
+
+    copy.deepcopy takes it as `memo`. With another `dtype` the new parameters have converted values in their own
+    storage.
+    """
     return {
         id(parameter): nn.Parameter(
             parameter.detach() if dtype is None else parameter.detach().to(dtype), requires_grad=parameter.requires_grad

@@ -1,6 +1,7 @@
-"""What other packages do as they read files: damaged files are refused by name, with sizes that they cannot hold.
+"""Guards around other packages that read files of models.
 
-Their progress bars and messages are switched off inside a context.
+Damaged files, and sizes that files cannot hold, raise an error that names the file. Progress bars and log messages of
+the packages are switched off.
 """
 
 import copy
@@ -30,10 +31,10 @@ _COUNT = re.compile(r"(?!.*(?:dim|size|window|norm|drop)).*(?:layer|block_count|
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn any error that another package raises inside the context into BadWeights.
+    """Turn errors of other packages, raised inside the `with` block, into BadWeights.
 
-    Errors of this package, a file that is missing and memory that is too small stay as they are. Warnings are silenced:
-    where a user has made them errors, they would end the load. `what` begins the message, with the file's name.
+    what: beginning of the message, which names the file. Errors of this package, missing files and lack of memory stay
+    as they are. Warnings are silenced, because they would end the load if the user has turned them into errors.
     """
     try:
         with warnings.catch_warnings():
@@ -48,19 +49,26 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def misfit(record: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Return a context in which an error says that a config and weights make no model, by a source's record."""
+    """Return a context that turns errors into BadWeights "... describes no model that can be run with its weights".
+
+    record: origin of the model (`Source.record`), whose `file` or `model` the message names.
+    """
     file = record["model"] if "file" in record else f"config.json of {record['model']}"
     return refusing(f"{file} describes no model that can be run with its weights; compare it with the published file")
 
 
 def first_sentence(error: BaseException) -> str:
-    """Return the first sentence or line of an error's text."""
+    """Return the first sentence or line of an error's text, at most 300 characters."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].split(". ")[0].rstrip(".:")[:300] + "."
 
 
 def from_files(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
-    """Call a `from_pretrained` of transformers without the network, and turn its errors into errors of this package."""
+    """Call `load`, a method `from_pretrained` of transformers, on a folder without the network; return its result.
+
+    source: the model, whose name is in messages. options: passed to `load`. Raises FileNotFoundError,
+    UnsupportedArchitecture or BadWeights in place of the errors of transformers.
+    """
     name = source.record["model"]
     with misfit(source.record), quiet():
         try:
@@ -69,16 +77,19 @@ def from_files(load: Callable[..., Any], source: Source, folder: Path, **options
             raise FileNotFoundError(f"{name} cannot be loaded from {folder}: {first_sentence(error)}") from error
         except (ValueError, KeyError, NotImplementedError) as error:
             raise UnsupportedArchitecture(
-                f"transformers does not load {name}: {first_sentence(error)} See its config.json."
+                f"transformers does not load {name}: {first_sentence(error)} Compare its config.json with the "
+                "published one."
             ) from error
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
-            raise BadWeights(f"The weights of {name} do not have the shapes that its config.json asks for.") from error
+            raise BadWeights(
+                f"The weights of {name} do not have the shapes that its config.json asks for: fetch both again."
+            ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises BadWeights if it is no JSON, or holds something else."""
+    """Return the JSON object in a file as a dict. Raises BadWeights if the file does not hold one."""
     with refusing(f"{path} is no JSON; fetch it again"):
         value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
@@ -87,14 +98,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Refuse a config.json or generation_config.json that is no JSON, or asks for too many parts. Raises BadWeights."""
+    """Raise BadWeights if config.json or generation_config.json is not JSON, or asks for too many layers or heads."""
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.is_file():
             check_counts(read_json(path), str(path))
 
 
 def check_counts(settings: Mapping[str, Any], file: str) -> None:
-    """Refuse a number of layers, heads or experts past 100,000, which would be built as lists. Raises BadWeights."""
+    """Raise BadWeights if settings of `file` ask for more than 100,000 layers, heads or experts.
+
+    transformers would build a list of that length.
+    """
     for name, value in settings.items():
         if isinstance(value, Mapping):
             check_counts(value, file)
@@ -103,11 +117,14 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
 
 
 def empty_model(config: Any, *, tensors: int, file: str, auto: Any = None, **options: Any) -> nn.Module:
-    """Return the model of a config on the meta device: it has names and shapes and takes no memory.
+    """Return the model of a config on the meta device: with names and shapes, but without memory for weights.
 
-    `auto` is its class, or one of transformers' auto classes; None makes a causal language model.
-
-    Raises BadWeights for more layers than there are tensors in its files; messages name the `file` of the config.
+    Args:
+        config: a config of transformers.
+        tensors: number of tensors in the model's files. Raises BadWeights if the config has more layers.
+        file: the config's name in messages.
+        auto: class of the model or auto class of transformers; default: a causal language model.
+        options: passed to the class.
     """
     from transformers import AutoModelForCausalLM
 
@@ -121,21 +138,25 @@ def empty_model(config: Any, *, tensors: int, file: str, auto: Any = None, **opt
 
 
 def require_room(model: nn.Module, elements: int, file: str) -> None:
-    """Refuse a model on the meta device that asks for more weights than its files hold, `elements` at most.
+    """Raise BadWeights if a model asks for more weights than its files can hold, or for too large tables.
 
-    Raises BadWeights, before anything is allocated.
+    model: on the meta device, so nothing is allocated. elements: largest number of weights in the files; twice as many
+    pass, because a tied unembedding counts twice. file: name of the config in the message.
     """
-    asked = sum(parameter.numel() for parameter in model.parameters())
+    n_weights = sum(parameter.numel() for parameter in model.parameters())
     # An unembedding that is tied to the embedding counts twice here.
-    if asked > 2 * elements + 2**20:
-        raise BadWeights(f"{file} asks for {asked:,} weights, and the files hold at most {elements:,}; fetch it again")
+    if n_weights > 2 * elements + 2**20:
+        raise BadWeights(
+            f"{file} asks for {n_weights:,} weights, and the files hold at most {elements:,}; fetch it again"
+        )
     require_tables(model, 4 * elements, file)
 
 
 def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int = 0) -> None:
-    """Refuse a model on the meta device whose buffers, such as masks of the context, outgrow its weights and 1 GiB.
+    """Raise BadWeights if the buffers of a model, such as masks, exceed both 1 GiB and the bytes of its weights.
 
-    `weights` is bytes of its weights, `embeddings` bytes of embeddings that are made up, which count as buffers.
+    model: on the meta device. weights: bytes of its weights. file: the config's name in the message. embeddings: bytes
+    of embeddings that will be drawn at random; they count like buffers.
     """
     tables = embeddings + sum(value.nbytes for value in model.buffers())
     if tables > max(_TABLES, weights):
@@ -143,7 +164,7 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
 
 
 def download_bars() -> AbstractContextManager[None]:
-    """Return a context in which huggingface_hub shows its bars, unless bars are switched off."""
+    """Return a context for downloads: huggingface_hub shows progress bars unless the user has switched bars off."""
     return _without_hub_bars() if hidden() else nullcontext()
 
 
@@ -166,11 +187,12 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _without_hub_bars() -> Iterator[None]:
+    """Hide the progress bars of huggingface_hub inside the context, and restore its setting."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
     with warnings.catch_warnings():
-        # The hub warns if an environment variable has decided about its bars, which then stays in force.
+        # The hub warns if an environment variable decides about its bars; the variable stays in force.
         warnings.filterwarnings("ignore", message=".*HF_HUB_DISABLE_PROGRESS_BARS")
         disable_progress_bars()
         try:

@@ -1,7 +1,7 @@
-"""BERT and RoBERTa, with their head for masked tokens or alone.
+"""Load the encoders BERT and RoBERTa, with or without their head for masked tokens.
 
-TransformerLens has bridges of them with that head. An encoder without it, such as one that embeds sentences, gets a
-head that changes nothing, so that the bridge returns the residual stream as its logits.
+The bridges of TransformerLens need a head. An encoder without one, such as a sentence encoder, gets a head that changes
+nothing, so its bridge returns the residual stream as logits.
 """
 
 from collections.abc import Iterable
@@ -12,18 +12,19 @@ from torch import nn
 
 from tlspectral.errors import UnsupportedArchitecture
 
-_HEADS = {"bert": "cls", "roberta": "lm_head"}  # the module of the head, by model type; its base has the type's name
+_HEADS = {"bert": "cls", "roberta": "lm_head"}  # the head's module, by model type; the type names the encoder's module
 
 
 def is_encoder_config(config: Any) -> bool:
-    """Return whether a config describes an encoder that is read."""
+    """Return True if a config of transformers describes a BERT or RoBERTa encoder (not a decoder variant)."""
     return config.model_type in _HEADS and not config.is_decoder
 
 
 def encoder_class(config: Any, stored: Iterable[str]) -> tuple[Any, dict[str, Any]]:
-    """Return transformers' class for the weights of an encoder, with a head where the files hold one, and its options.
+    """Return (class of transformers for an encoder, its keyword options).
 
-    A pooling layer acts on the first token behind the last layer; it is left out.
+    config: the encoder's config. stored: names of the tensors in the files; the class has a head if the files have one.
+    The pooling layer, which acts after the last layer, is left out.
     """
     import transformers
 
@@ -34,7 +35,7 @@ def encoder_class(config: Any, stored: Iterable[str]) -> tuple[Any, dict[str, An
 
 
 def with_head(model: Any) -> Any:
-    """Return an encoder that has no head with one that hands on the residual stream; other models as they are."""
+    """Return an encoder without a head inside a model whose head is the identity; return other models unchanged."""
     import transformers
 
     config = model.config
@@ -49,7 +50,10 @@ def with_head(model: Any) -> Any:
 
 
 def require_known_form(model: Any, kind: str) -> None:
-    """Refuse an encoder that is neither alone nor with its head for masked tokens. Raises UnsupportedArchitecture."""
+    """Raise UnsupportedArchitecture if an encoder has another head than the head for masked tokens.
+
+    model: of transformers. kind: the model's class name, for the message.
+    """
     import transformers
 
     config: Any = type(model.config)
@@ -59,5 +63,5 @@ def require_known_form(model: Any, kind: str) -> None:
 
 
 def has_no_head(model: Any) -> bool:
-    """Return whether a model is an encoder of `with_head`, alone."""
+    """Return True if a model of transformers is an encoder to which `with_head` gave an identity as head."""
     return is_encoder_config(model.config) and isinstance(getattr(model, _HEADS[model.config.model_type]), nn.Identity)

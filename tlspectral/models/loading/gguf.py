@@ -1,10 +1,10 @@
-"""De-quantised copies of GGUF files, whole or in parts, kept in the hub's cache as float32 checkpoint folders.
+"""Convert GGUF files, whole or in parts, to float32 checkpoint folders, which are kept in the hub's cache.
 
-transformers reads a file of 135 million weights in some ten seconds, and its copy in one. A copy is written to a folder
-of this process and then renamed, so it is complete or absent. If two processes convert the same file, one copy stays.
+transformers reads a file of 135 million weights in about ten seconds, and its copy in one second. A copy is written to
+a temporary folder and then renamed, so it is complete or absent. If two processes convert one file, one copy stays.
 
-A list of its files with size, time and SHA-256 is written last. Every load compares sizes and times; a file of another
-time, as after the cache was moved, is read and compared by its SHA-256. A copy that does not fit is made again.
+The last file of a copy lists size, time and SHA-256 of its files. Every load compares sizes and times. A file with
+another time, such as after a move of the cache, is compared by its SHA-256. A copy that does not fit is made again.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ _CONVERTING = threading.Lock()  # two conversions would put each other's readers
 
 
 def cache_folder() -> Path:
-    """Return the folder of the de-quantised copies; `HF_HOME` and `HF_ASSETS_CACHE` move it."""
+    """Return the folder that holds the float32 copies of all GGUF files; `HF_HOME` and `HF_ASSETS_CACHE` move it."""
     from huggingface_hub import cached_assets_path, constants
 
     return cached_assets_path("tlspectral", "gguf", assets_dir=constants.HF_ASSETS_CACHE)
 
 
 def converted_folder(source: Source) -> tuple[Path, str]:
-    """Return the checkpoint folder of a GGUF file's de-quantised weights, made if needed, and the file's SHA-256.
+    """Return (folder of a GGUF file's float32 copy, SHA-256 of the GGUF file). The copy is made if it is missing.
 
-    Raises as `load_model`.
+    Raises BadWeights for a damaged file, ImportError if a package is missing.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
     for block in _blocks(source):
@@ -74,7 +74,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
         try:
             os.rename(partial / "copy", folder)
         except OSError:
-            if not _fits(folder):  # else another process converted the same weights first
+            if not _fits(folder):  # otherwise another process converted the same weights first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -82,7 +82,10 @@ def converted_folder(source: Source) -> tuple[Path, str]:
 
 
 def _fits(folder: Path) -> bool:
-    """Return whether a copy is there, and is what its list says."""
+    """Return True if a converted copy exists in this folder and fits its list of sizes, times and hashes.
+
+    Files with another time are compared by hash; if they agree, the new times are written to the list.
+    """
     try:
         listed = json.loads((folder / _LIST).read_text(encoding="utf-8"))
         states = {name: (folder / name).stat() for name in listed}
@@ -91,15 +94,16 @@ def _fits(folder: Path) -> bool:
         moved = [name for name, state in states.items() if state.st_mtime_ns != listed[name]["time"]]
         if any(_sha256(folder / name) != listed[name]["sha256"] for name in moved):
             return False
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # no copy, no list, or one that is no list
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # no copy, no list of files, or a damaged list
         return False
     if moved:
-        with contextlib.suppress(OSError):  # a cache that cannot be written to is read again each time
+        with contextlib.suppress(OSError):  # a read-only cache is hashed at every load
             _write_list(folder, listed | {name: listed[name] | {"time": states[name].st_mtime_ns} for name in moved})
     return True
 
 
 def _described(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return a dict from name of each file in a folder to its `size` in bytes, `time` of change in ns, and `sha256`."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
     return {
         file.name: {"size": file.stat().st_size, "time": file.stat().st_mtime_ns, "sha256": _sha256(file)}
@@ -108,11 +112,13 @@ def _described(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write_list(folder: Path, described: dict[str, dict[str, Any]]) -> None:
+    """Write `described`, as `_described` returns it, into a copy's folder as the JSON file files.json."""
     with whole_file(folder / _LIST) as partial:
         partial.write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
 def _sha256(file: Path) -> str:
+    """Return the SHA-256 (hex) of a file's content."""
     with file.open("rb") as stream:
         hasher = hashlib.sha256()
         while block := stream.read(1 << 20):
@@ -121,6 +127,7 @@ def _sha256(file: Path) -> str:
 
 
 def _blocks(source: Source) -> Iterator[bytes]:
+    """Yield the bytes of a GGUF file, or of all its parts in order, a MiB at a time."""
     for part in source.parts:
         with part.open("rb") as stream:
             while block := stream.read(1 << 20):
@@ -128,7 +135,11 @@ def _blocks(source: Source) -> Iterator[bytes]:
 
 
 def convert(source: Source, file: Path, folder: Path) -> None:
-    """Write a GGUF file's weights, de-quantised to float32, and its tokenizer as a checkpoint folder."""
+    """Write a GGUF file as a checkpoint folder: float32 weights, config and tokenizer.
+
+    source: names the model in messages. file: the whole GGUF file. folder: the folder to write. Raises BadWeights for a
+    damaged file.
+    """
     import transformers
 
     options: dict[str, Any] = {"gguf_file": file.name}
@@ -155,10 +166,10 @@ def convert(source: Source, file: Path, folder: Path) -> None:
 
 
 def _checked_reader(file: Path) -> Any:
-    """Return the package `gguf`'s reader of a file, whose header has been read.
+    """Return a `GGUFReader` of the package `gguf` that has read the header of a file.
 
-    The package `gguf` builds a list entry for every item that a header promises, so a promise that the file is too
-    short for is refused here by ValueError.
+    The package builds a list entry for every item that the header promises. Raises ValueError if the header promises
+    more than the file holds, BadWeights if it asks for too many layers or heads.
     """
     import gguf
 
@@ -181,10 +192,9 @@ def _checked_reader(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _read_once(file: Path, reader: Any) -> Iterator[None]:
-    """Give transformers this reader of the file while the context is open, and make each map of names once.
+    """Let transformers use this `GGUFReader` of the file, and a cached map of tensor names, in the `with` block.
 
-    transformers reads a header three times, seconds each where it holds a vocabulary, and makes the map for every
-    module.
+    Otherwise transformers reads the header three times, which takes seconds each, and makes the map for every module.
     """
     import gguf
 

@@ -1,6 +1,6 @@
-"""Files of hub models, fetched from the hub where its cache on this machine lacks them.
+"""Download files of hub models that the hub's cache on this machine lacks.
 
-huggingface_hub marks in the cache which files the hub does not have, and these are not asked for again.
+huggingface_hub notes in the cache which files the hub does not have; these are not requested again.
 """
 
 from collections.abc import Iterable
@@ -17,20 +17,20 @@ VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model",
 )  # fmt: skip
-"""Files of vocabulary. A tokenizer needs one of them."""
+"""Files with a vocabulary. A tokenizer needs one such file."""
 
 SETTINGS = "tokenizer_config.json"
-"""How a tokenizer is made of its vocabulary, with its special tokens."""
+"""File with the settings and special tokens of a tokenizer."""
 
 # The vocabularies come last: an interrupted fetch does not look finished.
 _BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "merges.txt")
 
 
 def pinned(source: Source) -> tuple[Source, Path]:
-    """Return the hub model at one commit, and its folder in the cache.
+    """Return (`Source` of a hub model fixed to one commit, folder of that commit in the cache).
 
-    The commit is the cached one, if its config.json is cached, else the hub's. Raises ValueError, which says why, if
-    the hub does not give config.json.
+    It is the cached commit if config.json is cached, otherwise the hub's. Raises ValueError, with the reason, if the
+    hub does not give config.json.
     """
     config = first_file(source, ["config.json"])
     if config is None:
@@ -45,9 +45,10 @@ def pinned(source: Source) -> tuple[Source, Path]:
 
 
 def first_file(source: Source, files: Iterable[str]) -> Path | None:
-    """Return the first of these files that is in the cache, else fetch the first that the hub has; else None.
+    """Return the path of the first of these files that is in the cache; otherwise download the first that the hub has.
 
-    Raises ValueError if the hub cannot be asked, or does not give the file.
+    files: names of files of the hub model `source`. None if the hub has none of these files. Raises ValueError if the
+    hub cannot be reached or refuses the file.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -59,16 +60,16 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
     for file in (file for file, path in in_cache.items() if path is None):
         try:
             return Path(huggingface_hub.hf_hub_download(source.location, file, revision=source.revision))
-        except Exception as error:  # a broken connection's is the HTTP library's own
+        except Exception as error:  # the HTTP library raises its own error for a broken connection
             if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
                 raise ValueError(_refusal(source, file, _reason(source, error))) from error
     return None
 
 
 def fetch_weights(source: Source, config: Any) -> None:
-    """Fetch the weights of a pinned model into the cache, in one format.
+    """Download the weights of a hub model into the cache, in one format. config: the model's config of transformers.
 
-    Raises ValueError if the hub does not give them, BadWeights if there are none or the index cannot be used.
+    Raises ValueError if the hub does not give the files, BadWeights if there are none or their index is damaged.
     """
     name, files = source.record["model"], weight_names(config)
     is_cached = any(isinstance(_cached(source, file), str) for file in files)
@@ -85,20 +86,27 @@ def fetch_weights(source: Source, config: Any) -> None:
 
 
 def fetch_tokenizer(source: Source) -> None:
-    """Fetch all tokenizer files of a pinned model into the cache. The hub is not asked if a tokenizer is cached."""
+    """Download all tokenizer files of a pinned model into the cache, unless a tokenizer is cached already."""
     if _cached(source, SETTINGS) is None or not any(isinstance(_cached(source, file), str) for file in VOCABULARIES):
         for file in (*_BESIDE, *VOCABULARIES):
             first_file(source, [file])
 
 
 def _cached(source: Source, file: str) -> Any:
-    """Return a file's path in the cache, None if the cache says nothing of it, another object if the hub has none."""
+    """Return the path of a hub model's file in the cache, a string; None if the file is not in the cache.
+
+    Another object is returned if the hub is known to have no such file.
+    """
     import huggingface_hub
 
     return huggingface_hub.try_to_load_from_cache(source.location, file, revision=source.revision)
 
 
 def _refusal(source: Source, file: str, reason: str) -> str:
+    """Return the text of an error: the hub did not give this file of a model.
+
+    source: the model. file: name of the file. reason: why, as text.
+    """
     name, revision = source.record["model"], source.record["revision"]
     which = f"{name!r} at revision {revision!r}" if revision else f"{name!r}"
     if file == "config.json":
@@ -110,7 +118,10 @@ def _refusal(source: Source, file: str, reason: str) -> str:
 
 
 def _reason(source: Source, error: Exception) -> str:
-    """Return in one line why a file was not fetched and what to do, in the hub's words but for gated models."""
+    """Return one line of text: why a file of a hub model was not downloaded, and what to do.
+
+    error: what huggingface_hub raised.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -1,7 +1,7 @@
-"""The tiny checkpoints of this package, read from its files.
+"""Load the tiny checkpoints in this package.
 
-Each is a safetensors file, with TransformerLens' names and shapes, and a json file with its config, the command that
-made it and its SHA-256.
+A checkpoint is a safetensors file with TransformerLens' names and shapes, and a JSON file with the config, the command
+that made the weights, and their SHA-256.
 """
 
 import hashlib
@@ -20,16 +20,20 @@ from tlspectral.errors import BadWeights
 from tlspectral.models.loaders import Source
 
 FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": False, "fold_value_biases": False}
-"""What a HookedTransformer does with its weights: the logits stay the checkpoint's."""
+"""Options for loading weights into a HookedTransformer, under which the logits stay the checkpoint's."""
 
 
 def models_folder() -> Path:
-    """Return the folder of the checkpoints in the installed package."""
+    """Return the folder of the tiny checkpoints in the installed package."""
     return Path(str(files("tlspectral") / "data" / "models"))
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a packaged checkpoint as a native bridge, or as a HookedTransformer with folded norms."""
+    """Return a checkpoint of this package as a bridge, or for "hooked" as a HookedTransformer with folded norms.
+
+    source: the `Source` of the checkpoint, such as "tiny-rope". device, dtype: of the weights. The model's
+    `tlspectral_source` is a dict with the name and the SHA-256 of the weights.
+    """
     record, weights = read_packaged(source.location)
     made = hooked_from_weights if backend == "hooked" else bridge_from_weights
     model = made({**record["config"], "model_name": source.location}, weights, device, dtype)
@@ -38,9 +42,12 @@ def load_packaged(source: Source, backend: str, device: torch.device, dtype: tor
 
 
 def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the record and the weights of a checkpoint, by TransformerLens' parameter names.
+    """Return (record, weights) of a checkpoint of this package.
 
-    Raises BadWeights if the SHA-256 of the file of weights is not the one in the record.
+    record: its JSON file as a dict, with `config`, `sha256` and `command`, by which the weights were made.
+    weights: dict from TransformerLens' name of a parameter to tensor.
+
+    folder: default: the folder in the package. Raises BadWeights if the weights have another SHA-256 than recorded.
     """
     from safetensors.torch import load
 
@@ -59,14 +66,16 @@ def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any]
 def bridge_from_weights(
     config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Return a TransformerBridge around TransformerLens' native model, with an attention-only model's weights.
+    """Return a TransformerBridge of an attention-only model with these weights.
 
-    The native model rotates adjacent columns as pairs. Where `rotary_adjacent_pairs` is False, the columns of W_Q, W_K
-    and their biases are put in that order, which changes no score.
+    TransformerLens' native model rotates adjacent columns as pairs. If `rotary_adjacent_pairs` is False, the columns of
+    W_Q, W_K and their biases are reordered for that, which changes no score.
 
-    `config` is a record's, with `model_name`: TransformerLens' fields, and two that may be left out,
-    `rotary_adjacent_pairs` (whether columns 2t and 2t + 1 are a pair; True) and `unembed_bias`. Weights have
-    TransformerLens' names and shapes, W_Q [heads, d_model, d_head] and so on.
+    Args:
+        config: fields of TransformerLens' config with `model_name`, and optionally `rotary_adjacent_pairs` (default
+            True: columns 2t and 2t + 1 are a pair) and `unembed_bias`.
+        weights: tensors by TransformerLens' names, in its shapes: W_Q [heads, d_model, d_head] and so on.
+        device, dtype: of the model.
     """
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -80,13 +89,13 @@ def bridge_from_weights(
     if not config.get("rotary_adjacent_pairs", True):
         weights = _with_adjacent_pairs(weights)
     native = dict(_native_parameter(name, value) for name, value in weights.items())
-    # TransformerLens gives every unembedding a bias; the models need not have one.
+    # TransformerLens gives every unembedding a bias; a checkpoint may have none.
     bridge.load_state_dict({"unembed.bias": torch.zeros(config["d_vocab"]), **native})
     return bridge.eval()
 
 
 def hooked_transformer_class() -> Any:
-    """Return the class HookedTransformer. Raises ImportError on TransformerLens 4, with what to do instead."""
+    """Return the class HookedTransformer. Raises ImportError on TransformerLens 4, which has none."""
     try:
         from transformer_lens import HookedTransformer
     except ImportError as error:
@@ -99,9 +108,11 @@ def hooked_transformer_class() -> Any:
 def hooked_from_weights(
     config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
+    """Return a HookedTransformer of an attention-only model with these weights and folded norms, in evaluation mode.
 
-    Arguments are as for `bridge_from_weights`. Raises ImportError on TransformerLens 4.
+    config: fields of TransformerLens' config with `model_name`, and optionally `rotary_adjacent_pairs` (default True:
+    columns 2t and 2t + 1 are a pair) and `unembed_bias`. weights: tensors by TransformerLens' names, in its shapes.
+    device, dtype: of the model. Raises ImportError on TransformerLens 4.
     """
     shape = {**_native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
     if config["positional_embedding_type"] == "rotary":
@@ -116,12 +127,16 @@ def hooked_from_weights(
 
 
 def _native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a checkpoint's config that TransformerLens knows, set to attention only with LayerNorm."""
     known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
     return {**known, "attn_only": True, "normalization_type": "LN"}
 
 
 def _with_adjacent_pairs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put columns t and t + d_head/2 of queries and keys side by side, for every t."""
+    """Return weights in which columns t and t + d_head/2 of W_Q, W_K and their biases stand side by side, for every t.
+
+    weights: from TransformerLens' name of a parameter to tensor, as in the result; other parameters are unchanged.
+    """
     rotary_parameters = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
     return {
         name: rearrange(value, "... (half pair) -> ... (pair half)", half=2)
@@ -140,7 +155,10 @@ _NATIVE_NAMES = {
 
 
 def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """Return a parameter's name and layout in the native model, whose projections are [out, in], heads in one axis."""
+    """Return (name, value) of a parameter in TransformerLens' native model, from those in HookedTransformer.
+
+    Native projections are [out, in], with all heads on one axis.
+    """
     if name in _NATIVE_NAMES:
         return _NATIVE_NAMES[name], value.T if name == "unembed.W_U" else value
     module, parameter = name.rsplit(".", 1)

@@ -1,4 +1,4 @@
-"""A Hugging Face language model and its tokenizer, loaded from the hub, a folder on disk or a GGUF file."""
+"""Load a Hugging Face language model and its tokenizer from the hub, a folder or a GGUF file."""
 
 import copy
 from dataclasses import replace
@@ -28,10 +28,12 @@ from tlspectral.models.reading.blocks import require_no_repeats
 
 
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the model of a source, its tokenizer or None, and its provenance.
+    """Return (model, tokenizer or None, origin) of a source that is a hub model, a folder or a GGUF file.
 
-    The model is in evaluation mode on the CPU, with eager attention. Files of a hub model that the cache lacks are
-    fetched; it is loaded from the cache. Raises as `load_model`.
+    The model is of transformers, with weights of `dtype`, on the CPU, in evaluation mode, with eager attention. The
+    origin is a dict, the later `tlspectral_source`. Missing files of a hub model are downloaded into the cache.
+    tokenizer: replaces the one in the files. Raises FileNotFoundError, ValueError, UnsupportedArchitecture or
+    BadWeights.
     """
     import transformers
 
@@ -54,7 +56,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
         auto, given = encoder_class(config, stored)
     with misfit(source.record):
         empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}", auto=auto, **given)
-        room = sum(file.stat().st_size for file in {*stored.values()})  # an element takes at least a byte
+        room = sum(file.stat().st_size for file in {*stored.values()})  # a weight takes at least one byte
         require_room(empty, room, f"config.json of {name}")
         unused = unused_weights(empty, stored, lambda tensor: stored_tensor(stored[tensor], tensor), name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **given}
@@ -75,15 +77,15 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
 
 
 def check_config(config: Any, name: str) -> Any:
-    """Return the config that a model is built by: for Gemma 3n one without its towers, which need the package timm.
+    """Return the config of transformers to build a model from, after checks; for Gemma 3n the config of its text part.
 
-    Anything but a causal language model, BERT or RoBERTa in plain floating point is refused.
-    Raises UnsupportedArchitecture for another encoder, an encoder-decoder model or one that runs its layers several
-    times in a pass, BadWeights for quantised weights.
+    Causal language models, BERT and RoBERTa in plain floating point pass. name: the model's name in messages. Raises
+    UnsupportedArchitecture for another encoder, an encoder-decoder model, or a model that runs a layer several times in
+    a pass; BadWeights for quantised weights.
     """
     import transformers
 
-    # Encoders of BERT's family become decoders by a flag, which is why the causal mapping has them.
+    # Encoders of BERT's family can be turned into decoders by a flag, so they are in the causal mapping.
     encodes = getattr(config, "is_decoder", None) is False and type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     what = "an encoder-decoder model" if getattr(config, "is_encoder_decoder", False) else "not a causal language model"
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "encoder" not in what and not encodes
@@ -112,10 +114,10 @@ def check_config(config: Any, name: str) -> Any:
 
 
 def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
-    """Return the tokenizer of a folder or None, with a warning if it has one that cannot be fetched or read.
+    """Return the tokenizer of transformers in a folder; None if it has none, or, with a warning, if it cannot be read.
 
-    It is read from a folder for a hub model too: TransformerLens loads the tokenizer again by its name, and would use
-    the network for a hub id. `config` is the model's; it matters for a hub model.
+    source: the model; `folder`: its folder, for a hub model in the cache, because TransformerLens loads a tokenizer
+    again by name and would use the network for a hub id. config: the model's config, needed for a hub model only.
     """
     import transformers
 
@@ -139,7 +141,7 @@ def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
                 )
             if len(tokenizer) <= len(tokenizer.all_special_tokens):  # of some folders transformers makes an empty one
                 raise ValueError(f"its files in {place} hold no vocabulary")
-        except Exception as error:  # a model can be used without its tokenizer, and a broken one raises many things
+        except Exception as error:  # a broken tokenizer raises many kinds of errors; the model works without it
             tokenizer, problem = None, problem or f"it cannot be read: {first_sentence(error)}"
     if problem is not None:
         state = "without its tokenizer" if tokenizer is None else "with a tokenizer that may be incomplete"

@@ -1,4 +1,4 @@
-"""The roads to a TransformerLens model that is not packaged: a name or path, and a model object of transformers."""
+"""`load_other`: load every model that is not in this package, from a name, a path or an object of transformers."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.errors import BadWeights, UnsupportedArchitecture, kind_of, public_call, shown
 from tlspectral.models.loaders import LOADERS, claimed
 from tlspectral.models.loading.adapters import load_merged
 from tlspectral.models.loading.building import build_model
@@ -34,10 +34,17 @@ def load_other(
     dtype: torch.dtype | None,
     tokenizer: Any,
 ) -> Any:
-    """Return the TransformerLens model of a name, a path or an object of transformers, with its provenance.
+    """Return the TransformerLens model of a name, a path or an object; `tlspectral_source` is a dict with its origin.
 
-    Arguments and errors are `load_model`'s. None is the object's own device or floating-point type, and float32 for a
-    name, whose device is given.
+    Args:
+        given: name, path, or a model object of transformers.
+        revision, checkpoint: choose the weights of a name: branch, tag or commit; training step. None for an object.
+        backend: "hooked", otherwise a bridge.
+        device, dtype: of the model. None keeps an object's own; for a name `device` is needed and `dtype` None is
+            float32.
+        tokenizer: the user's tokenizer of transformers, or None.
+
+    Raises as `load_model`.
     """
     with download_bars(), copied_tokenizer(tokenizer) as own_tokenizer:
         source = find_source(given, revision, checkpoint) if isinstance(given, str | os.PathLike) else None
@@ -62,6 +69,11 @@ def load_other(
 
 
 def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+    """Return (copy, origin) of a model object of transformers: the copy has eager attention and weights of `dtype`.
+
+    origin: a dict with `model`, `revision` (None) and, if known, `commit`. dtype: None keeps the object's own. Raises
+    TypeError, UnsupportedArchitecture or BadWeights for an object that cannot be read.
+    """
     name = _checked_name(given)
     stated = getattr(given.config, "_commit_hash", None)
     commit = {"commit": stated} if stated else snapshot_commit(Path(given.config._name_or_path))
@@ -78,10 +90,10 @@ def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str
 
 @contextlib.contextmanager
 def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
-    """Yield a copy of a caller's tokenizer, from which a model can be built until the context ends; None for None.
+    """Yield a copy of the user's tokenizer, which can be given to TransformerLens inside the context; None for None.
 
-    TransformerLens changes the tokenizer that it is given, and loads it again by its name, which would use the network
-    for a hub id and lose tokens that were added. The copy has the name of a temporary folder.
+    TransformerLens changes the tokenizer it gets, and loads it again by name, which would use the network for a hub id
+    and lose added tokens. The name of the copy is a temporary folder.
     """
     if tokenizer is None:
         yield None
@@ -89,7 +101,10 @@ def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise TypeError(f"tokenizer= takes a tokenizer of transformers, and found {type(tokenizer).__name__}")
+        raise TypeError(
+            f"tokenizer={shown(tokenizer)} is not a tokenizer of transformers: give "
+            "transformers.AutoTokenizer.from_pretrained(...), or leave tokenizer= out"
+        )
     with tempfile.TemporaryDirectory(prefix="tlspectral-") as folder:
         with quiet():
             tokenizer.save_pretrained(folder)
@@ -98,7 +113,10 @@ def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
 
 
 def _checked_name(given: Any) -> str:
-    """Return the name of a language model of transformers; refuse what is none, or has an adapter."""
+    """Return the name of a model object of transformers: its hub id or folder, otherwise its class.
+
+    Raises TypeError for another object, UnsupportedArchitecture for an unmerged adapter or another kind of model.
+    """
     import transformers
 
     kind = type(given).__name__
@@ -108,18 +126,28 @@ def _checked_name(given: Any) -> str:
             "of the PeftModel returns, or the folder of the adapter"
         )
     if not isinstance(given, transformers.PreTrainedModel):
-        advice = "it is a TransformerLens model already" if hasattr(given, "run_with_hooks") else "give one of these"
-        raise TypeError(f"load_model takes a name, a folder or a model of transformers, and found {kind}; {advice}")
+        advice = "give one of these"
+        if hasattr(given, "run_with_hooks"):
+            advice = "it is a TransformerLens model already: use it as it is"
+        elif (other := kind_of(given)) not in ("", "a model"):
+            advice = f"it is {other}: check the order of the arguments, {public_call()}"
+        raise TypeError(
+            f"load_model takes a name, a folder or a model of transformers, and found {shown(given)}; {advice}"
+        )
     name = str(given.config._name_or_path or kind)
     causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if is_encoder_config(given.config):
         require_known_form(given, kind)
     elif type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
-        raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")
+        raise UnsupportedArchitecture(f"this {kind} is not a causal language model; load it by AutoModelForCausalLM")
     return name
 
 
 def _check_weights(given: Any, name: str) -> None:
+    """Raise if the weights of a model object cannot be read. name: the model's name in messages.
+
+    BadWeights: quantised weights, or weights on the meta device. UnsupportedArchitecture: a model on several devices.
+    """
     for module_name, module in given.named_modules():
         if hasattr(module, "_hf_hook"):
             raise UnsupportedArchitecture(

@@ -1,4 +1,4 @@
-"""The files of a model on disk: which hold the weights, the tensors in them, and what tells two states apart."""
+"""Find the weight files of a model on disk, read the tensors in them, and hash the files."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ from tlspectral.models.loading.damage import refusing
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Usual names of files of weights, in the order in which every road looks for them; an index names other files."""
+"""Usual names of weight files, in the order in which they are looked for; an index names other files."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""Describes an adapter (LoRA), whose folder holds no whole model."""
+"""File that describes a LoRA adapter; its folder does not hold a whole model."""
 
-# What a model and its tokenizer are made of. Other files beside the weights do not make it another model.
+# Files that determine a model and its tokenizer; other files in the folder do not change the model.
 _MODEL_FILE = re.compile(
     r".*\.(safetensors|bin|pt|pth|model|index\.json)|((adapter_|spectral_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab|tekken)"
     r"\.json|(merges|vocab)\.txt"
 )
-# What transformers or another program takes a folder for a model by.
+# Files by which transformers or another program recognises a folder as a model.
 _OF_A_MODEL = re.compile(
     r"((adapter_)?config|params|.*\.index)\.json|.*\.(safetensors|gguf|h5|msgpack)"
     r"|(pytorch_|adapter_)?(model|consolidated).*\.(bin|pt|pth|ckpt|onnx)"
@@ -39,30 +39,33 @@ _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})")
 
 
 def snapshot_commit(folder: Path) -> dict[str, str]:
-    """Return `commit` of a folder that is a snapshot in the hub's cache; of another folder, nothing."""
+    """Return {"commit": hash of the commit} for a snapshot folder in the hub's cache, and {} for other folders."""
     match = _SNAPSHOT.fullmatch(folder.resolve().as_posix())
     return {"commit": match[1]} if match else {}
 
 
 def held_model(folder: Path) -> list[Path]:
-    """Return the files by which a folder holds a model, whole or an adapter; an empty list where there is no folder."""
+    """Return the files in a folder that show that it holds a model or an adapter, sorted; [] without any."""
     files = folder.iterdir() if folder.is_dir() else ()
     return sorted(file for file in files if _OF_A_MODEL.fullmatch(file.name) and not file.is_dir())
 
 
 def refuse_adapter(folder: Path, name: str) -> None:
-    """Refuse by BadWeights a whole model with an adapter beside it, which transformers adds only where peft is."""
+    """Raise BadWeights if a folder holds a whole model and an adapter.
+
+    transformers would add the adapter only if peft is installed. `name`: the model's name in the message.
+    """
     if (folder / ADAPTER_CONFIG).is_file():
         raise BadWeights(
-            f"the folder of {name}, {folder}, holds an adapter ({ADAPTER_CONFIG}) and a whole model, so that it is not "
-            "known which is meant; copy the files of one of them to a folder of their own"
+            f"the folder of {name}, {folder}, holds an adapter ({ADAPTER_CONFIG}) and a whole model; move the files of "
+            "the adapter to another folder"
         )
 
 
 def indexed_files(index: Path) -> dict[str, str]:
-    """Return the file that holds each tensor, by an index of files.
+    """Return a dict from tensor name to file name, read from an index file.
 
-    Raises BadWeights for what is no such index, or names a file that does not lie beside it or is of another kind.
+    Raises BadWeights if the file is not an index, or names a file in another folder or of another kind.
     """
     kind, suffix = ("PyTorch", ".bin") if index.name == NAMES[-1] else ("safetensors", ".safetensors")
     with refusing(f"{index} is no index of {kind} files; fetch it again"):
@@ -70,14 +73,14 @@ def indexed_files(index: Path) -> dict[str, str]:
         files = {str(tensor): str(file) for tensor, file in named.items()}
     for file in sorted(set(files.values())):
         if Path(file).name != file or Path(file).suffix != suffix or "\0" in file or len(file.encode()) > 255:
-            raise BadWeights(f"{index} names {file}, which is no {kind} file beside it; only these are opened")
+            raise BadWeights(f"{index} names {file}, which is not a {kind} file in its folder; fetch the index again")
     return files
 
 
 def weight_names(config: Any) -> tuple[str, ...]:
-    """Return the names of files that a model's weights are loaded from, the first that exists.
+    """Return the names of weight files to look for; the first that exists is loaded.
 
-    `config` is a config of transformers, or what config.json holds.
+    `config`: a config of transformers, or the content of config.json.
     """
     own = config if isinstance(config, Mapping) else vars(config)
     named = own.get("transformers_weights")
@@ -85,9 +88,9 @@ def weight_names(config: Any) -> tuple[str, ...]:
 
 
 def require_one_kind(folder: Path, names: Collection[str]) -> None:
-    """Refuse by BadWeights weights in one file beside an index of others: it is not known which are the model's.
+    """Raise BadWeights if a folder holds all weights in one file, and an index that names other files.
 
-    `names` are what `weight_names` returns. An index that names the one file is no other model.
+    `names`: the result of `weight_names`. An index that names only the one file is accepted.
     """
     for whole, index in (NAMES[:2], NAMES[2:]):
         if not {whole, index} <= {*names} or not (folder / whole).is_file() or not (folder / index).is_file():
@@ -95,15 +98,17 @@ def require_one_kind(folder: Path, names: Collection[str]) -> None:
         others = sorted({*indexed_files(folder / index).values()} - {whole})
         if others:
             raise BadWeights(
-                f"{folder} holds {whole} and {index}, which names {len(others)} other files, such as {others[0]}, so "
-                "that it is not known which are the model's weights; move one of the two to another folder"
+                f"{folder} holds {whole} and {index}, which names {len(others)} other files, such as {others[0]}; move "
+                "the file that is not the model's to another folder"
             )
 
 
 def stored_tensors(folder: Path, config: Any) -> dict[str, Path]:
-    """Return the file of each tensor that transformers loads from a folder; empty if no usual file is there.
+    """Return a dict from tensor name to the path of its file, for all tensors that transformers loads from a folder.
 
-    Raises BadWeights as `require_one_kind`, `indexed_files` and `require_indexed`.
+    config: a config of transformers, or the content of config.json. The dict is empty if the folder has none of the
+    `weight_names`. Raises BadWeights for a damaged index, for two sets of weights in the folder, and for a tensor in
+    two files with different values.
     """
     names = weight_names(config)
     require_one_kind(folder, names)
@@ -121,41 +126,40 @@ def stored_tensors(folder: Path, config: Any) -> dict[str, Path]:
 def require_indexed(
     index: Path, named: Mapping[str, str], held: Mapping[str, Iterable[str]], path_of: Callable[[str], Path]
 ) -> None:
-    """Raise BadWeights if a file holds a copy, with other values, of a tensor that the index gives to another file.
+    """Raise BadWeights if two files hold the same tensor with different values.
 
-    The message names the tensor and both files.
-
-    transformers loads every tensor of every file that the index names, whichever file the index gives it to. A copy
-    with equal values is accepted, and so is a tensor of one file that the index does not name.
+    transformers loads every tensor of every file that the index names, in whichever file the index says it is. A copy
+    with equal values is accepted, and so is a tensor that only one file holds.
 
     Args:
-        index: the index, and what it says in `named`: the file of each tensor.
-        held: the tensors in files that were opened.
-        path_of: returns the path of a file that the index names.
+        index: the index file, for messages.
+        named: from tensor name to the file in which the index says it is.
+        held: from file name to the names of the tensors in it, for the files that were opened.
+        path_of: function from file name to path.
     """
-    meant = dict(named)
+    file_of = dict(named)
     for file, tensors in held.items():
         for tensor in tensors:
-            other = meant.setdefault(tensor, file)
+            other = file_of.setdefault(tensor, file)
             if other == file:
                 continue
             if tensor not in (held[other] if other in held else names_in(path_of(other))):
                 raise BadWeights(
-                    f"{index} says that {tensor} is in {other}, and it is in {file}: the index is not the one of these "
-                    "files; fetch both again"
+                    f"{index} says that {tensor} is in {other}, and it is in {file}: the index does not belong to "
+                    "these files; fetch both again"
                 )
-            values = [stored_tensor(path_of(one), tensor) for one in (other, file)]
+            values = [stored_tensor(path_of(holder), tensor) for holder in (other, file)]
             if values[0].dtype is not values[1].dtype or not torch.equal(*values):
                 raise BadWeights(
                     f"{other} and {file} in {index.parent} both hold {tensor}, with different values, and {index.name} "
                     f"names {'the first' if tensor in named else 'neither'} for it; fetch both again, or remove the "
-                    "copy that is not the model's"
+                    "wrong copy"
                 )
 
 
 @contextmanager
 def safetensors_file(path: Path) -> Iterator[Any]:
-    """Open a safetensors file. Raises BadWeights if it is cut off or damaged."""
+    """Yield an open safetensors file. Raises BadWeights if it is cut off or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -166,16 +170,16 @@ def safetensors_file(path: Path) -> Iterator[Any]:
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the tensors in a file. Raises BadWeights for one that is damaged."""
+    """Return the names of the tensors in a file. Raises BadWeights if the file is damaged."""
     if file.suffix == ".safetensors":
         with safetensors_file(file) as opened:
             return list(opened.keys())
     with refusing(f"{file} cannot be read as a PyTorch file; fetch it again"):
-        return list(torch.load(file, map_location="meta", weights_only=True))  # tensors there have no data
+        return list(torch.load(file, map_location="meta", weights_only=True))  # on meta no data are read
 
 
 def stored_tensor(file: Path, name: str) -> Tensor:
-    """Return one tensor of a file, mapped from it where the format allows."""
+    """Return the tensor of this name from a file of weights on the CPU, memory-mapped if the format allows it."""
     if file.suffix == ".safetensors":
         with safetensors_file(file) as opened:
             return opened.get_tensor(name)
@@ -183,7 +187,7 @@ def stored_tensor(file: Path, name: str) -> Tensor:
 
 
 def model_files(source: Source) -> list[Path]:
-    """Return the files of a model on disk, sorted by name; a GGUF file in parts has them in order."""
+    """Return the files that make up a model on disk, sorted by name; for a GGUF file its parts in order."""
     if source.parts:
         return list(source.parts)
     files = Path(source.location).iterdir()
@@ -191,19 +195,19 @@ def model_files(source: Source) -> list[Path]:
 
 
 def file_name(shown: str, identity: str) -> str:
-    """Return a readable name of a file, without suffix, that nothing of another identity has."""
+    """Return a file name without suffix: `shown` made safe for a file system, and 10 digits of a hash of `identity`."""
     readable = re.sub(r"[^\w.-]+", "--", shown).strip("-.")[-80:]
     return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
 
 def files_state(source: Source) -> str:
-    """Hash names, sizes and times of a model's files, without reading them."""
+    """Return the SHA-256 (hex) of names, sizes and change times of a model's files, without reading the files."""
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model_files(source)]
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
 def files_digest(source: Source) -> str:
-    """Hash names and contents of a model's files."""
+    """Return the SHA-256 (hex) of names and contents of a model's files on disk."""
     digest = hashlib.sha256()
     for file in model_files(source):
         digest.update(file.name.encode())

@@ -1,6 +1,6 @@
-"""One view of a model's attention layers, the only code that reads a model's internals.
+"""Read the attention layers of a model. No other code reads a model's internals.
 
-`attention_view(model)` serves a raw or processed TransformerBridge and a HookedTransformer, folded or not, alike.
+`attention_view(model)` accepts a TransformerBridge (raw or processed) and a HookedTransformer (folded or not).
 `with measured(model) as view:` opens a measurement.
 """
 

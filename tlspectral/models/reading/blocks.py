@@ -1,6 +1,6 @@
-"""The layers of a model, and the names of their hook points by what passes there.
+"""The layers of a model, and the names of their hook points.
 
-Some layers have no heads to read, such as the state-space layers of a hybrid.
+Some layers have no readable heads, for example the state-space layers of a hybrid model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,23 +17,30 @@ _MLP_PARTS = ("shared_mlp", "moe")  # of Granite, whose sum passes no hook point
 
 
 _REPEATING = ("H_cycles", "L_cycles", "total_ut_steps", "mean_recurrence")
-"""Fields of a config that say how often a pass repeats its layers: of HRM, Ouro and Huginn."""
+"""Config fields that say how often one pass repeats the layers (HRM, Ouro and Huginn)."""
 
 
 class Block(NamedTuple):
-    """A layer of a model: its name there, and its module."""
+    """A layer of a model.
+
+    name: its name in the model, such as "blocks.0".
+    module: its torch module.
+    """
 
     name: str
     module: Any
 
 
 def blocks_of(model: Any) -> list[Block]:
-    """Return the layers of a model as they are numbered."""
+    """Return the layers of a model as a list of `Block`, in the order of their numbers."""
     return [Block(f"blocks.{index}", module) for index, module in enumerate(getattr(model, "blocks", ()))]
 
 
 def refuse_repeated(name: str, what: str) -> UnsupportedArchitecture:
-    """Return the error for a model that runs a layer several times in one pass; `what` says how that was found."""
+    """Return the UnsupportedArchitecture error for a model that runs a layer several times in one pass.
+
+    name: the model. what: how this was found, such as a config field with its value; part of the message.
+    """
     return UnsupportedArchitecture(
         f"{name} runs its layers several times in one pass ({what}), so a head has several attention patterns and no "
         "single one: use a model that runs each layer once"
@@ -41,19 +48,27 @@ def refuse_repeated(name: str, what: str) -> UnsupportedArchitecture:
 
 
 def require_no_repeats(config: Any, name: str) -> None:
-    """Refuse a model whose config says that its layers run several times. Raises UnsupportedArchitecture."""
+    """Raise UnsupportedArchitecture if a config says that one pass runs the layers several times.
+
+    config: config of the wrapped model; None passes. name: the model's name for the message.
+    """
     if config is None:
         return
     counts = {field: getattr(config, field, None) for field in _REPEATING}
     repeated = {field: count for field, count in counts.items() if isinstance(count, int) and count > 1}
     if repeated:
         kind = getattr(config, "model_type", type(config).__name__)
-        said = ", ".join(f"{field}={count}" for field, count in repeated.items())
-        raise refuse_repeated(name, f"model type {kind}, {said}")
+        settings = ", ".join(f"{field}={count}" for field, count in repeated.items())
+        raise refuse_repeated(name, f"model type {kind}, {settings}")
 
 
 class SkippedLayer(NamedTuple):
-    """A layer whose heads cannot be read: its index, the class of what it mixes tokens by, and why."""
+    """A layer whose heads cannot be read.
+
+    layer: its index.
+    kind: class name of the module that mixes tokens, such as "MambaMixer".
+    reason: why it is skipped, as text.
+    """
 
     layer: int
     kind: str
@@ -61,7 +76,11 @@ class SkippedLayer(NamedTuple):
 
 
 def kind_of(block: Any) -> str:
-    """Return the class of what a layer mixes tokens by, of a bridge or of transformers; its own where none is known."""
+    """Return the class name of the module with which a layer mixes tokens, such as "MambaMixer".
+
+    block: a layer of a bridge or of a transformers model. Without a known mixer it is the class name of the layer
+    itself.
+    """
     wrapped = getattr(block, "original_component", None)
     for owner in (block, wrapped):
         for name in ("attn", "self_attn", *MIXERS):
@@ -72,49 +91,61 @@ def kind_of(block: Any) -> str:
 
 
 def writes_more(block: Any) -> bool:
-    """Return whether a bridge's layer writes more to the stream than its heads and an MLP with a hook point do."""
+    """Return True if a bridge's layer has a writer to the residual stream besides heads and an MLP with a hook point.
+
+    Such writers are mixers (state-space, convolution) and MLPs without a hook point (Granite).
+    """
     modules = block._modules
     return modules.get("attn") is None or any(modules.get(name) is not None for name in (*MIXERS, *_MLP_PARTS))
 
 
 def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Callable[[int], str]) -> list[SkippedLayer]:
-    """Return the layers that `read` refuses as UnsupportedArchitecture."""
-    found = []
+    """Return a `SkippedLayer` for each of these layers for which `read(layer)` raises UnsupportedArchitecture.
+
+    kind: function from a layer's index to the class name of its mixer.
+    """
+    skipped = []
     for layer in layers:
         try:
             read(layer)
         except UnsupportedArchitecture as error:
             reason = str(error).removeprefix(f"layer {layer}").lstrip(":, ")
-            found.append(SkippedLayer(layer, kind(layer), reason))
+            skipped.append(SkippedLayer(layer, kind(layer), reason))
         except BadWeights:  # raised again where the layer is used
             continue
-    return found
+    return skipped
 
 
 def unread(kind: str) -> str:
-    """Return why a layer of a kind, which a bridge gives no attention, is not read."""
+    """Return the reason, as text, why a layer without attention in its bridge is not read.
+
+    kind: class name of the module with which the layer mixes tokens, as `kind_of` returns it.
+    """
     if kind.endswith("HybridLayer"):  # of Zamba 2
-        return f"a {kind} layer; its attention reads the embedding beside the stream, which is not modelled"
+        return f"a {kind} layer; its attention also reads the embedding, which is not supported"
     if kind.endswith("Attention"):
         return f"a {kind} layer; its bridge has no hook points for attention: load it by its name with load_model"
     return f"a {kind} layer; {_NO_OPERATOR}"
 
 
 def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
-    """Return the layers that are not skipped.
+    """Return the indices of the layers that are not in `skipped`, sorted.
 
-    Raises UnsupportedArchitecture if all are, with the reason of the first that has attention, else of the first.
+    Raises UnsupportedArchitecture if all layers are skipped. The message gives the reason of the first skipped layer
+    with attention, or of the first layer if none has attention.
     """
     if len(skipped) == n_layers:
-        first = min(skipped, key=lambda one: one.reason.endswith(_NO_OPERATOR))
+        # The reason of a layer with attention says more than "it has no query-key operator".
+        first = min(skipped, key=lambda skip: skip.reason.endswith(_NO_OPERATOR))
         raise UnsupportedArchitecture(f"layer {first.layer}: {first.reason}")
-    return sorted({*range(n_layers)} - {one.layer for one in skipped})
+    return sorted({*range(n_layers)} - {skip.layer for skip in skipped})
 
 
 def is_causal(model: Any, attention: Any) -> bool:
-    """Return whether an attention of a bridge masks later keys.
+    """Return True if this attention module of a bridge masks later keys.
 
-    In BERT and RoBERTa the wrapped module says so: TransformerLens calls those that are decoders bidirectional too.
+    For BERT and RoBERTa the wrapped module decides, because TransformerLens calls their decoder variants bidirectional
+    too.
     """
     wrapped = attention.original_component
     causal = getattr(getattr(wrapped, "self", wrapped), "is_causal", True)
@@ -126,14 +157,17 @@ def is_causal(model: Any, attention: Any) -> bool:
 
 
 def is_encoder(model: Any) -> bool:
-    """Return whether a bridge holds one of the encoders that are read, BERT or RoBERTa."""
+    """Return True if a bridge holds one of the two supported encoders, BERT or RoBERTa."""
     attention = getattr(blocks_of(model)[0].module, "attn", None)
     wrapped = getattr(attention, "original_component", None)
     return special_attention(wrapped).encoder and not is_causal(model, attention)
 
 
 def output_map(block: Any) -> Any:
-    """Return the innermost module of a layer that multiplies z by W_O; None where none does (HookedTransformer)."""
+    """Return the innermost module of a layer that multiplies z (a head's output before W_O) by W_O.
+
+    None in a HookedTransformer, whose layers have no such module.
+    """
     module = getattr(getattr(block, "attn", None), "_modules", {}).get("o")
     while (inner := getattr(module, "original_component", None)) is not None:
         module = inner
@@ -144,12 +178,18 @@ def output_map(block: Any) -> Any:
 
 
 def reweighs(block: Any) -> bool:
-    """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
+    """Return True if a layer leaves attention to the wrapped module, and that module uses an edited pattern.
+
+    block: the bridge of the layer. Native models of TransformerLens 4 do so.
+    """
     return bool(getattr(block.attn.original_component, "accepts_pattern_fn", False))
 
 
 def expect_edited_pattern(block: Any, expected: bool) -> None:
-    """Let hooks edit the pattern that a wrapped attention hands on next without TransformerLens' warning."""
+    """Suppress TransformerLens' warning that hooks edit the pattern of a wrapped attention, or show it again.
+
+    block: the bridge of the layer. expected: True suppresses the warning in later passes, False restores it.
+    """
     if not expected:
         block.attn.__dict__.pop("_fire_post_hoc_hook", None)
     elif hasattr(block.attn, "_fire_post_hoc_hook"):
@@ -157,6 +197,7 @@ def expect_edited_pattern(block: Any, expected: bool) -> None:
 
 
 def _fired(point: Callable[[Any], Any], activation: Any, hook_label: str) -> Any:
+    """Call a hook point of TransformerLens on an activation and return its result, without a warning."""
     return point(activation)
 
 
@@ -164,16 +205,16 @@ def _fired(point: Callable[[Any], Any], activation: Any, hook_label: str) -> Any
 
 
 def gates_queries(attention: Any) -> bool:
-    """Return whether the projection of an attention's queries makes its gate too."""
+    """Return True if one projection of an attention module makes both its queries and its gate."""
     return bool(getattr(getattr(attention, "config", None), "gated_q_proj", False))
 
 
 def hook_names(layer: Block) -> dict[str, str]:
-    """Return the names of the hook points of a layer by what passes there.
+    """Return a dict from what passes a hook point of a layer ("residual", "query", "z", ...) to the point's name.
 
-    In the order of a pass, on a model with rotary positions; a bridge knows each point by two names:
+    The picture shows one pass of a model with rotary positions. A bridge has two names for each point:
 
-        key of the result   hook point behind "blocks.0."    in a bridge also   shape
+        key of the result   hook point after "blocks.0."     in a bridge also   shape
 
         residual          | hook_resid_pre                   hook_in            batch, pos, d_model
                           |-> ln1
@@ -194,11 +235,13 @@ def hook_names(layer: Block) -> dict[str, str]:
         mlp_out           |<- hook_mlp_out                   mlp.hook_out       batch, pos, d_model
         residual_after    | hook_resid_post                  hook_out           batch, pos, d_model
 
-    `cos` and `sin` are `attn.hook_cos` and `attn.hook_sin`, of bridges alone.
-
-    `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them, and
-    all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
-    `gate` is what a gated attention makes its gate of; where queries share its projection they stand in front, by head.
+    Some keys are present only in some layers:
+    - `cos`, `sin` (`attn.hook_cos`, `attn.hook_sin`): bridges that have these hook points.
+    - `scores`: layers that do not delegate their attention to the wrapped module.
+    - all keys of attention: layers that have attention.
+    - `middle`: layers with a mixer; the residual stream before the MLP.
+    - `gate`: gated attention; the projection from which the gate is made. If one projection makes queries and gate, the
+    point shows each head's queries first.
     """
     here, block = layer
     attention, inside = getattr(block, "attn", None), f"{here}.attn"
@@ -241,15 +284,17 @@ def hook_names(layer: Block) -> dict[str, str]:
 
 
 def is_latent(attention: Any) -> bool:
-    """Return whether a bridge's attention is latent attention."""
+    """Return True if an attention module of a bridge is latent attention (DeepSeek and others)."""
     return hasattr(attention, "hook_kv_latent")
 
 
 def latent_points(attention: Any, point: str) -> dict[str, str]:
-    """Return the hook points that latent attention has for queries, keys and values; none for other attention.
+    """Return a dict from "query", "key", "value" (and "query_up") to hook point names; empty without latent attention.
 
-    They are behind W_D of queries (W_Q without a latent of queries) and keys, behind W_U of queries, and behind W_U of
-    keys and values: the bridge's `hook_q` and `hook_k` are behind the rotation.
+    point: name of the attention module. "query" and "key" are the outputs of W_D, which projects down to the latent;
+    without a latent of queries "query" is the output of W_Q. "query_up" is the output of W_U for queries, and "value"
+    of W_U for keys and values. The bridge's own `hook_q` and `hook_k` are not used because they come after the
+    rotation.
     """
     if not is_latent(attention):
         return {}

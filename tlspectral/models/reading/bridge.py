@@ -1,7 +1,7 @@
-"""Reads a TransformerBridge, raw or processed, from the Hugging Face or native modules that it wraps.
+"""Read a TransformerBridge, raw or processed, from the Hugging Face or native modules that it wraps.
 
-The bridge's own config is not trusted for rotary base, score scale or query/key norms: for several architectures it
-holds defaults. What is read here is proved by `verify_scores` on the running model.
+For several architectures the bridge's own config holds defaults for rotary base, score scale or query/key norms. The
+wrapped modules are read instead. `verify_scores` checks the values on the running model.
 """
 
 import copy
@@ -34,11 +34,14 @@ from tlspectral.models.reading.rotation import (
 )
 from tlspectral.models.reading.special_cases import special_attention
 
-_BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has none in front of it; TransformerLens calls this one ln2
+_BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has no norm before its MLP; TransformerLens calls this one ln2
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """Return the parameters of one layer. Raises UnsupportedArchitecture, and BadWeights for quantised weights."""
+    """Return the attention parameters of one layer as a `RawAttention`, as the bridge holds them.
+
+    Raises UnsupportedArchitecture for attention that is not supported, and BadWeights for quantised weights.
+    """
     block = blocks_of(model)[layer].module
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
@@ -46,10 +49,10 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     wrapped = attention.original_component
     if not is_causal(model, attention) and not is_encoder(model):
         raise UnsupportedArchitecture(
-            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal; of encoders BERT and "
-            "RoBERTa are read"
+            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal; of encoders only BERT and "
+            "RoBERTa are read: load a causal language model"
         )
-    # In MPT and DBRX the module has it, in OLMo the config; 0 stands for no limit.
+    # The limit stands in the module of MPT and DBRX, in the config of OLMo. 0 means no limit.
     limit = getattr(wrapped, "clip_qkv", None) or getattr(getattr(wrapped, "config", None), "clip_qkv", None)
     require_unclipped(limit or None, layer)
     if is_latent(attention):
@@ -61,7 +64,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     return RawAttention(
         **projections,
         norm=input_norm(block, model, d_model, layer),
-        # Falcon-H1 multiplies its keys behind their hook point.
+        # Falcon-H1 multiplies its keys after their hook point.
         score_scale=_score_scale(wrapped, d_head) * float(getattr(wrapped, "key_multiplier", 1.0)),
         softcap=_softcap(wrapped, layer),
         alibi=_alibi(model, wrapped, layer, len(projections["w_q"])),
@@ -72,32 +75,41 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
+    """Return the weights, biases and norms of a layer's projections: a dict from field of `RawAttention` to value.
+
+    attention: the bridge's attention module. wrapped: the module of transformers in it. Raises UnsupportedArchitecture
+    if the layer reuses the keys of another layer or has no weights by head, BadWeights for quantised weights.
+    """
     reason = shared_keys(getattr(wrapped, "config", None), layer)
     if reason is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {reason}")
     try:
         if special_attention(wrapped).own_projections:
-            found = _own_projections(wrapped)
+            weights = _own_projections(wrapped)
         else:
-            found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
-            found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qkv"}
+            weights = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
+            weights |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qkv"}
     except (NotImplementedError, AttributeError, ValueError) as error:
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error
         raise UnsupportedArchitecture(
             f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
         ) from error
-    if found["b_q"] is not None:  # behind a gated attention's bias of the queries stands its gate's bias
-        found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
-    found |= _gate(attention, wrapped, *found["w_q"].shape[::2])
+    if weights["b_q"] is not None:  # in gated attention the gate's bias follows the bias of the queries
+        weights["b_q"] = weights["b_q"][..., : weights["w_q"].shape[-1]]
+    weights |= _gate(attention, wrapped, *weights["w_q"].shape[::2])
     for role in "qkv" if "v_norm" in attention._modules else "qk":
-        heads, _, d_head = found[f"w_{role}"].shape
-        found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
-    return found
+        heads, _, d_head = weights[f"w_{role}"].shape
+        weights[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
+    return weights
 
 
 def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, Any]:
-    """Return weight and bias of the gate of an attention: a projection of its own, or rows behind the queries' rows."""
+    """Return weight and bias of the gate of gated attention as a dict; empty without a gate.
+
+    Keys: "w_gate", "b_gate" and "gate_behind_queries", as in `RawAttention`. attention: the bridge's attention module.
+    wrapped: the module of transformers in it.
+    """
     if "gate" in attention._modules:
         module, rows = attention.gate.original_component, slice(None)
     elif gates_queries(attention):
@@ -113,40 +125,46 @@ def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, 
 
 
 def shared_keys(config: Any, layer: int) -> str | None:
-    """Return why a layer whose keys are an earlier layer's (Gemma 4) has no operator, else None."""
+    """Return why a layer that reuses an earlier layer's keys (Gemma 4) cannot be read, as text; otherwise None.
+
+    config: of transformers.
+    """
     modes = getattr(config, "kv_sharing_modes", None)
     if modes is None or modes[layer] != "reuse":
         return None
     types = config.layer_types
     source = next(i for i in range(layer - 1, -1, -1) if types[i] == types[layer] and modes[i] == "store")
     return (
-        f"its keys and values are those of layer {source}, so that a score joins the streams that enter two layers; a "
-        "table has operators of one"
+        f"it reuses the keys and values of layer {source}, so a score multiplies the streams of two layers; operators "
+        "are read for one layer only"
     )
 
 
 def _own_projections(wrapped: Any) -> dict[str, Any]:
-    # Of Gemma 4, for a layer with keys of its own. Heads that see all tokens have another size, and values may be the
-    # keys.
+    """Return weights and biases of a Gemma 4 layer with keys of its own: a dict from field of `RawAttention` to value.
+
+    wrapped: the attention module of transformers, from which they are read and split by head. Heads that see all tokens
+    have another size. Values may be the keys.
+    """
     keys_are_values = wrapped.use_alternative_attention
     modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
-    found: dict[str, Any] = {
+    weights: dict[str, Any] = {
         f"w_{role}": rearrange(module.weight, "(head d_head) d_model -> head d_model d_head", d_head=wrapped.head_dim)
         for role, module in modules.items()
     }
-    found["w_o"] = rearrange(
+    weights["w_o"] = rearrange(
         wrapped.o_proj.weight, "d_model (head d_head) -> head d_head d_model", d_head=wrapped.head_dim
     )
     for role in "qk":
         bias = modules[role].bias
-        found[f"b_{role}"] = (
+        weights[f"b_{role}"] = (
             None if bias is None else rearrange(bias, "(head d_head) -> head d_head", d_head=wrapped.head_dim)
         )
-    return found | {"keys_are_values": keys_are_values}
+    return weights | {"keys_are_values": keys_are_values}
 
 
 def context_length(model: Any) -> int:
-    """Return the longest prompt by the wrapped model's config, or by TransformerLens where the config states none.
+    """Return the longest prompt in tokens: from the wrapped model's config, else from TransformerLens.
 
     For some architectures TransformerLens has a default instead of the model's number (2048 tokens for MPT in 3.9).
     """
@@ -156,14 +174,20 @@ def context_length(model: Any) -> int:
 
 
 def stated_context(config: Any) -> int | None:
-    """Return the longest prompt that a Hugging Face config states, the shorter of two (MPT); None for none (BLOOM)."""
+    """Return the longest prompt in tokens that a Hugging Face config states; None if it states none (BLOOM).
+
+    MPT's config states two lengths; the shorter one counts.
+    """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
     return min((int(length) for length in lengths if isinstance(length, int) and length > 0), default=None)
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return b_O, the norm behind the attention, and the factor on what its heads add to the stream."""
+    """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of a layer.
+
+    b_O: the bias after W_O, None without one. The factor is 1 except in Granite and Falcon-H1.
+    """
     block = blocks_of(model)[layer].module
     norm = norm_behind(block)
     where = f"layer {layer}, norm behind the attention"
@@ -177,9 +201,10 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
 
 
 def read_mlp_input(model: Any, layer: int) -> MlpInput:
-    """Return where a layer with an MLP shows what the MLP reads. `ln2.hook_out` stands behind gain and bias of `ln2`.
+    """Return the hook point that shows a layer's MLP input, and the norm between the residual stream and that point.
 
-    The norm is the MLP's own, the attention's, which parallel blocks share (GPT-J, Phi, Command R), or none (OLMo 2).
+    The norm is the MLP's own, the attention's norm if the two are parallel (GPT-J, Phi, Command R), or none (OLMo 2).
+    `ln2.hook_out` comes after the gain and bias of `ln2`.
     """
     block = blocks_of(model)[layer].module
     own, d_model = block._modules.get("ln2"), int(model.cfg.d_model)
@@ -192,7 +217,7 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
 
 
 def final_normalization(model: Any) -> Normalization:
-    """Return the norm in front of the unembedding."""
+    """Return the norm before the unembedding; `NO_NORM` if the model has none."""
     norm = getattr(model, "ln_final", getattr(model, "H_ln_final", None))
     if norm is None:
         return NO_NORM
@@ -202,9 +227,10 @@ def final_normalization(model: Any) -> Normalization:
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the scaled (cos, sin) that the layer applied in a run, each [(batch,) pos, columns]; None without tables.
+    """Return the scaled (cos, sin) that a layer applied in a run, each [(batch,) pos, columns]; None without tables.
 
-    Raises UnsupportedArchitecture for a layer with rotary geometry whose tables were not applied in the run.
+    captured: activations of the run, from hook point name to tensor. Raises UnsupportedArchitecture if the layer has
+    rotary hook points but did not apply its tables in the run.
     """
     name, block = blocks_of(model)[layer]
     cos, sin = (captured.get(f"{name}.attn.hook_{part}") for part in ("cos", "sin"))
@@ -220,13 +246,14 @@ def rotary_tables(
     )
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
-            f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
+            f"layer {layer}: cos and sin were not applied in this run although the layer's module has rotary "
+            "frequencies: take off hooks that change the attention and try again"
         )
     return tables
 
 
 def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
-    """Return which keys a layer by itself lets each query see, [pos, pos]."""
+    """Return a bool tensor [query, key]: which keys the layer's own mask lets each query see."""
     if is_encoder(model):
         return torch.ones(n_positions, n_positions, dtype=torch.bool)
     wrapped = blocks_of(model)[layer].module.attn.original_component
@@ -242,7 +269,7 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
 
 
 def _window(wrapped: Any) -> int | None:
-    """Return how many keys a layer's queries see, their own token among them; None for all earlier ones."""
+    """Return how many keys a query of this attention module sees, itself included; None if it sees all earlier keys."""
     if not getattr(wrapped, "is_sliding", True):  # EXAONE 4: full layers have the attribute too
         return None
     window = getattr(wrapped, "sliding_window", None)
@@ -255,7 +282,10 @@ def _window(wrapped: Any) -> int | None:
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+
+    scores: some or all scores that the layer's hook point shows.
+    """
     wrapped = blocks_of(model)[layer].module.attn.original_component
     masked_score = special_attention(wrapped).masked_score
     # Some models mask by -inf instead.
@@ -264,45 +294,47 @@ def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
 
 
 def selected_keys(model: Any, layer: int) -> int | None:
-    """Return how many keys an indexer picks for each query of a layer (GLM 5); None without an indexer."""
+    """Return how many of the keys an indexer picks for each query of a layer (GLM 5); None without an indexer."""
     wrapped = blocks_of(model)[layer].module.attn.original_component
     return int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
-    """Run the model on `tokens` and return its key/value cache; None where it keeps none (native models)."""
+    """Run the model on `tokens` [batch, pos] and return its key/value cache; None if it keeps none (native models)."""
     _, cache = model(tokens, return_type="logits_and_cache", use_cache=True)
     return cache if hasattr(cache, "layers") and hasattr(cache, "reorder_cache") else None
 
 
 def joined_caches(caches: list[Any]) -> Any:
-    """Return the cache of all rows of several; None where a layer keeps more than keys and values."""
+    """Return one key/value cache with the rows of all caches; None if a layer keeps more than keys and values."""
     if len(caches) == 1:
         return caches[0]
     joined = _copied(caches[0])
-    for layer, *others in zip(joined.layers, *(cache.layers for cache in caches[1:]), strict=True):
+    for layer, *later in zip(joined.layers, *(cache.layers for cache in caches[1:]), strict=True):
         if not _plain(layer):
             return None
         for name in ("keys", "values"):
-            setattr(layer, name, torch.cat([getattr(one, name) for one in (layer, *others)]))
+            setattr(layer, name, torch.cat([getattr(cached, name) for cached in (layer, *later)]))
     return joined
 
 
 def _plain(layer: Any) -> bool:
-    """Return whether a layer of a cache keeps keys and values alone."""
+    """Return True if a layer of a key/value cache keeps only keys and values, no further states."""
     tensors = {name for name, value in vars(layer).items() if isinstance(value, Tensor) and value.ndim}
     return tensors == {"keys", "values"} and not any(isinstance(value, dict) for value in vars(layer).values())
 
 
 def cache_bytes(cache: Any) -> int:
-    """Return the size of the keys and values of all rows of a cache."""
+    """Return the size in bytes of a cache's keys and values, all rows together."""
     return sum(value.nbytes for layer in cache.layers for value in vars(layer).values() if isinstance(value, Tensor))
 
 
 def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
-    """Return logits of tokens that follow cached ones, of the row of the cache that `rows` names for each of theirs.
+    """Return logits of `tokens` that continue cached prompts.
 
-    The cache is not changed. `alive` says by layer how many of the rows, the first ones, it runs.
+    cache: a key/value cache; it is not changed.
+    rows: for each row of `tokens`, the row of the cache that it continues.
+    alive: for each layer, how many rows it runs, counted from the first.
     """
     copied_cache = _copied(cache)  # a pass extends the cache it is given
     for layer, n in zip(copied_cache.layers, alive, strict=False):  # some models have layers without a cache
@@ -314,7 +346,7 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive
 
 
 def _copied(cache: Any) -> Any:
-    """Return a cache with layers of its own, which share their tensors with the given cache's layers."""
+    """Return a copy of a cache whose layers can be changed. Tensors are shared with the original."""
     copied = copy.copy(cache)
     copied.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in copied.layers:  # dictionaries of states
@@ -323,6 +355,7 @@ def _copied(cache: Any) -> Any:
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
+    """Return the factor on a layer's scores that its attention module (`wrapped`) states; default 1 / sqrt(d_head)."""
     for name in ("scaling", "softmax_scale", "inv_norm_factor"):
         if isinstance(getattr(wrapped, name, None), float):
             return getattr(wrapped, name)
@@ -333,6 +366,10 @@ def _score_scale(wrapped: Any, d_head: int) -> float:
 
 
 def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
+    """Return the ALiBi slopes of a layer, None without ALiBi. wrapped: the attention module of transformers.
+
+    Raises UnsupportedArchitecture for Falcon with ALiBi.
+    """
     if model.cfg.positional_embedding_type != "alibi":
         return None
     refused = special_attention(wrapped).refused_alibi
@@ -342,7 +379,10 @@ def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
 
 
 def _even_scale_up_to(wrapped: Any) -> int | None:
-    """Return the number of tokens up to which no query is scaled by its position (Ministral 3, Llama 4)."""
+    """Return the prompt length up to which no query is scaled by its position; None if queries are never scaled.
+
+    wrapped: the attention module of transformers. Ministral 3 and Llama 4 scale queries past this length.
+    """
     if getattr(wrapped, "attn_temperature_tuning", False) and not wrapped.use_rope:
         return int(wrapped.floor_scale) - 1
     rope = getattr(getattr(wrapped, "config", None), "rope_parameters", None)
@@ -352,6 +392,10 @@ def _even_scale_up_to(wrapped: Any) -> int | None:
 
 
 def _softcap(wrapped: Any, layer: int) -> float | None:
+    """Return the softcap on a layer's scores, None without one. wrapped: the attention module of transformers.
+
+    Raises UnsupportedArchitecture if the softcap is not supported.
+    """
     special, softcap = special_attention(wrapped), getattr(wrapped, "attn_logit_softcapping", None)
     if softcap and special.refused_softcap is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {special.refused_softcap.format(softcap=softcap)}")
@@ -361,32 +405,40 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 
 
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
+    """Return the rotary geometry of a layer, None if the layer does not rotate queries and keys.
+
+    wrapped: the attention module of transformers. Raises UnsupportedArchitecture if no module with rotary frequencies
+    is found.
+    """
     if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
     if (stored := _stored_tables(model, wrapped)) is not None:
         cos, sin = (table[1].detach().cpu().double() for table in stored)
         known = Frequencies(torch.atan2(sin, cos), 1.0)
-        found = frequencies_of_stored(wrapped, *stored, len(cos), known)
+        measured = frequencies_of_stored(wrapped, *stored, len(cos), known)
         real, imag = pair_columns(2 * len(cos), adjacent=True)
-        return RotaryGeometry(found.theta, real, imag, d_head, found.scaling, mismatch=found.mismatch)
+        return RotaryGeometry(measured.theta, real, imag, d_head, measured.scaling, mismatch=measured.mismatch)
     module = _rotary_module(model, wrapped)
     layer_type = _layer_type(wrapped)
     if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
-        raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the model has rotary positions, but no rotary module with frequencies (inv_freq) was "
+            "found: load the model again without changes of its modules"
+        )
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
     inv_freq, limit = getattr(module, f"{prefix}inv_freq"), _switch_length(module, kind, layer_type if prefix else None)
-    # Length-dependent kinds overwrite inv_freq as they meet longer prompts, and take the original for short ones:
-    # LongRoPE in each run, dynamic NTK once it has met a longer one.
+    # Kinds that depend on the length overwrite inv_freq in a longer prompt and use the original for short ones:
+    # LongRoPE in each run, dynamic NTK after a longer prompt.
     if kind == "longrope" or (kind == "dynamic" and _longest_met(module, prefix) > module.original_max_seq_len):
         inv_freq = getattr(module, f"{prefix}original_inv_freq", inv_freq)
     known = Frequencies(inv_freq.detach().cpu().double(), float(getattr(module, f"{prefix}attention_scaling", 1.0)))
-    n_positions = int(model.cfg.n_ctx) if limit is None else limit - 1  # dynamic NTK switches back below its limit
-    found = frequencies_of_module(module, layer_type if prefix else None, known, n_positions, d_head)
-    theta = found.theta
+    n_positions = int(model.cfg.n_ctx) if limit is None else limit - 1  # dynamic NTK switches back under its limit
+    measured = frequencies_of_module(module, layer_type if prefix else None, known, n_positions, d_head)
+    theta = measured.theta
     names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
-    rotating = theta.nonzero().flatten()  # most pairs of a full layer of Gemma 4 stand still
+    rotating = theta.nonzero().flatten()  # in a full layer of Gemma 4 most pairs do not rotate
     real, imag = (columns[rotating] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
     if special_attention(wrapped).rotation == "negative":
         real, imag = imag, real
@@ -396,37 +448,48 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         real_index=real + first,
         imag_index=imag + first,
         d_head=d_head,
-        attention_scaling=found.scaling,
+        attention_scaling=measured.scaling,
         valid_up_to=limit,
-        mismatch=found.mismatch,
+        mismatch=measured.mismatch,
     )
 
 
 def _longest_met(module: Any, prefix: str) -> int:
-    """Return the longest prompt that a rotary module with dynamic NTK has its frequencies for."""
+    """Return the prompt length for which a rotary module with dynamic NTK has currently computed its frequencies.
+
+    prefix: prefix of the module's attribute names, "" if its layers have one type.
+    """
     return int(getattr(module, f"{prefix}max_seq_len_cached", module.max_seq_len_cached))
 
 
 def _rotary_module(model: Any, wrapped: Any) -> Any:
-    """Return the module that carries a layer's rotary frequencies, of the bridge or of what it wraps; None without."""
-    found: Any = getattr(model, "rotary_emb", None)
-    with suppress(AttributeError):  # what stands in the bridge's place in the wrapped model is what runs
-        found = model.original_model.get_submodule(found.name)
-    found = getattr(found, "original_component", found)
-    found = getattr(wrapped, "rotary_emb", None) if found is None else found
-    if found is None:  # the bridge may not hold it
+    """Return the module that carries a layer's rotary frequencies, None without one.
+
+    It is looked for in the bridge, in the layer's attention module of transformers (`wrapped`), then in the whole
+    model.
+    """
+    rotary: Any = getattr(model, "rotary_emb", None)
+    with suppress(AttributeError):  # the module at this name in the wrapped model is the one that runs
+        rotary = model.original_model.get_submodule(rotary.name)
+    rotary = getattr(rotary, "original_component", rotary)
+    rotary = getattr(wrapped, "rotary_emb", None) if rotary is None else rotary
+    if rotary is None:  # the bridge may not hold it
         inner = (module for name, module in model.original_model.named_modules() if name.endswith("rotary_emb"))
-        found = next(inner, None)
-    return found
+        rotary = next(inner, None)
+    return rotary
 
 
 def _is_rotated(wrapped: Any) -> bool:
-    """Return whether a layer of a rotary model rotates: in some models only layers with a window do."""
+    """Return True if a layer of a rotary model rotates queries and keys; in some models only windowed layers do.
+
+    wrapped: the layer's attention module of transformers.
+    """
     rotates = special_attention(wrapped).rotates
     return bool(getattr(wrapped, "use_rope", True)) if rotates is None else rotates(wrapped)
 
 
 def _layer_type(wrapped: Any) -> str | None:
+    """Return the type of an attention's layer as its config names it, "sliding_attention"; None without types."""
     for name in ("layer_type", "attention_type"):
         if getattr(wrapped, name, None) is not None:
             return getattr(wrapped, name)
@@ -435,9 +498,10 @@ def _layer_type(wrapped: Any) -> str | None:
 
 
 def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
-    """Return stored cos and sin, [pos, pairs], by which an attention rotates adjacent pairs; None for no such one.
+    """Return (cos, sin), each [pos, pairs], if an attention stores them and rotates adjacent columns; otherwise None.
 
-    GPT-J has them in one table, in each attention or, from transformers 5.24 on, in the model's rotary module.
+    wrapped: the attention module of transformers. GPT-J stores one table: in each attention or, from transformers 5.24
+    on, in the model's rotary module.
     """
     stored = special_attention(wrapped).stored_tables
     if stored is not None and getattr(wrapped, "rotary", None) is not None:
@@ -451,18 +515,26 @@ def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def frequency_switch(model: Any, n_positions: int) -> int | None:
-    """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
-    found = []
+    """Return the largest prompt length below `n_positions` beyond which the model uses other rotary frequencies.
+
+    None if the frequencies do not change up to `n_positions` (LongRoPE and dynamic NTK change them).
+    """
+    switches = []
     for module in model.original_model.modules():
         kinds = getattr(module, "rope_type", None)
         for layer_type, kind in (kinds if isinstance(kinds, dict) else {None: kinds}).items():
             limit = _switch_length(module, kind, layer_type)
             if limit is not None and n_positions > limit:
-                found.append(n_positions - 1 if kind == "dynamic" else limit)  # dynamic NTK: others at every length
-    return max(found, default=None)
+                switches.append(n_positions - 1 if kind == "dynamic" else limit)  # dynamic NTK: others at every length
+    return max(switches, default=None)
 
 
 def _switch_length(module: Any, kind: str | None, layer_type: str | None) -> int | None:
+    """Return the prompt length beyond which a rotary module changes its frequencies; None if it never does.
+
+    kind: "longrope", "dynamic" (these two change), or another kind of rotary scaling. layer_type: None if all layers
+    have one type.
+    """
     if kind not in ("longrope", "dynamic"):
         return None
     if kind == "dynamic":

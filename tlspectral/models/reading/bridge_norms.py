@@ -1,4 +1,4 @@
-"""Reads the norms of a TransformerBridge, and finds by a call of each how its parameters enter."""
+"""Read the norms of a TransformerBridge. One call of each norm shows how its parameters act."""
 
 from dataclasses import replace
 from itertools import product
@@ -19,10 +19,11 @@ _forms: WeakKeyDictionary[Any, tuple[tuple[Any, ...], tuple[Literal["LN", "RMS"]
 
 
 def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
-    """Return the norm in front of the attention of a block, none where norms stand behind attention and MLP.
+    """Return the norm before the attention of a layer; `NO_NORM` if its norms come after attention and MLP.
 
-    In OLMo 2 these act on what is written. In GPT, OPT 350M and BERT they act on the stream, so that what the next
-    layer reads is normalised, with gain and bias.
+    block: the bridge of the layer. layer: its number, for messages. In OLMo 2 norms act on what attention and MLP
+    write. In GPT, OPT 350M and BERT they act on the stream itself, with gain and bias, so the next layer reads a
+    normalised stream.
     """
     norm = getattr(block, "ln1", getattr(block, "norm", None))
     layer_module = getattr(block, "original_component", None)
@@ -34,15 +35,19 @@ def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizatio
         or getattr(layer_module, "do_layer_norm_before", None) is False
     ):
         return NO_NORM
-    found = read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
-    factor = float(getattr(layer_module, "attention_in_multiplier", 1.0))  # Falcon-H1 has one behind this norm
-    return found if factor == 1.0 or found.gain is None else replace(found, gain=factor * found.gain)
+    norm_read = read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
+    factor = float(getattr(layer_module, "attention_in_multiplier", 1.0))  # Falcon-H1 multiplies after this norm
+    return norm_read if factor == 1.0 or norm_read.gain is None else replace(norm_read, gain=factor * norm_read.gain)
 
 
 def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
-    """Return the norm of queries or keys by its name in the attention bridge; None without one."""
+    """Return the norm of queries or keys in an attention module; None without one.
+
+    name: "q_norm", "k_norm" or "v_norm". heads, d_head: the sizes by which the gain is split. Raises
+    UnsupportedArchitecture for a norm that cannot be folded into the weights.
+    """
     module = getattr(attention._modules.get(name), "original_component", None)
-    if module is None:  # Llama 4 has one of both, without a gain, that the bridge does not hold
+    if module is None:  # Llama 4 has one norm without gain for queries and keys, which the bridge does not hold
         module = getattr(attention.original_component, "qk_norm", None)
     if module is None:
         return None
@@ -52,18 +57,18 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
     over_heads = shape == (heads * d_head,) and heads > 1
     if not over_heads and shape not in ((d_head,), (heads, d_head)):
         raise UnsupportedArchitecture(
-            f"{where} has a gain of shape {shape}, not one per column of a head ({d_head},), of each head "
-            f"({heads}, {d_head}) or of all heads at once ({heads * d_head},)"
+            f"{where} has a gain of shape {shape}; supported shapes are ({d_head},) for all heads alike, "
+            f"({heads}, {d_head}) by head and ({heads * d_head},) over all heads"
         )
-    norms = [read_normalization(each, model, shape, where) for each in modules]
+    norms = [read_normalization(norm_module, model, shape, where) for norm_module in modules]
     norm, centred = norms[0], norms[0].kind == "LN"
     if norm.bias is not None or (centred and over_heads):
         form = "a bias" if norm.bias is not None else "a mean over all heads"
         raise UnsupportedArchitecture(
-            f"{where} is a {norm.kind} norm with {form}; only a norm that scales what is linear in the residual stream "
-            "keeps M a bilinear form"
+            f"{where} is a {norm.kind} norm with {form}, which is not supported: the score is bilinear in two tokens "
+            "only if the norm is a scale per token of a linear map"
         )
-    gains = [each.gain for each in norms if each.gain is not None]
+    gains = [norm_module.gain for norm_module in norms if norm_module.gain is not None]
     gain = torch.stack(gains) if len(gains) > 1 else norm.gain
     if over_heads and gain is not None:
         gain = rearrange(gain, "(head d_head) -> head d_head", head=heads)
@@ -71,22 +76,25 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
 
 
 def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
-    """Read a norm's parameters and find by one call of the module how they enter.
+    """Return a norm module of a model as a `Normalization`: one call of the module shows how its parameters act.
 
-    Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
-    module is given one random vector and must act as one of the known forms. Where it acts as one alone, that is kept,
-    as code decides it and not the weights.
+    shape: shape of the weight. where: layer and role, for messages. Raises UnsupportedArchitecture if the module acts
+    like none of the known forms.
+
+    Flags are not reliable: Gemma and Nemotron multiply by 1 + weight, and some norms have no weight. So the module gets
+    one random vector and has to act like one of the known forms. A form that is the only match is remembered, because
+    the code decides it and not the weights.
     """
     if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
         return NO_NORM
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    named = (getattr(module, "variance_epsilon", None), getattr(module, "eps", None), getattr(model.cfg, "eps", None))
-    eps = next((float(value) for value in named if value is not None), 1e-5)
+    stated = (getattr(module, "variance_epsilon", None), getattr(module, "eps", None), getattr(model.cfg, "eps", None))
+    eps = next((float(value) for value in stated if value is not None), 1e-5)
     require_readable(weight, f"{where} gain")
     require_readable(bias, f"{where} bias")
-    written = (type(module).forward, shape, eps, weight is None, bias is None)
+    code_and_settings = (type(module).forward, shape, eps, weight is None, bias is None)
     known = _forms.get(module)
-    if known is not None and known[0] == written:
+    if known is not None and known[0] == code_and_settings:
         return _form(*known[1], weight, bias, eps)
     anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
     probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
@@ -98,27 +106,29 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     errors = _norm_errors(forms, probe.double(), response)
     best = errors.index(min(errors))
     # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
-    like = [error <= 2e-2 for error in errors]
-    if not any(like):
+    matches = [error <= 2e-2 for error in errors]
+    if not any(matches):
         raise UnsupportedArchitecture(
-            f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
+            f"{where}: {type(module).__name__} acts neither like a LayerNorm nor like an RMS norm (gain: weight or "
+            "1 + weight)"
         )
-    if sum(like) == 1:
-        _forms[module] = written, kinds[best]
+    if sum(matches) == 1:
+        _forms[module] = code_and_settings, kinds[best]
     return forms[best]
 
 
 def _form(
     kind: Literal["LN", "RMS"], added: float, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Normalization:
-    """Return a norm whose gain is the weight, or 1.0 more."""
+    """Return a `Normalization` of this kind whose gain is `weight + added`; added is 0.0 or 1.0."""
     return Normalization(kind, 1.0 + in_float64(weight) if added and weight is not None else weight, bias, eps)
 
 
 def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) -> list[float]:
-    """Return the largest error of each form of a norm against a module's response, relative to the size of each column.
+    """Return for each form of a norm its largest error against a module's output `response` to the vector `probe`.
 
-    Each column has its own scale: trained gains reach 200, and a gain of another column that is off by 1 must be seen.
+    forms: the norms that the module may be. Errors are relative to the size of each column. Trained gains reach 200,
+    and a gain of another column that is off by 1 has to be noticed too.
     """
     units = torch.stack([form.normalized(probe) for form in forms])
     gains = torch.stack([torch.ones_like(probe) * (1 if form.gain is None else double(form.gain)) for form in forms])
@@ -128,14 +138,15 @@ def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) ->
 
 
 def norm_behind(block: Any) -> Any:
-    """Return the norm behind the attention of a block, as a bridge holds it; None without one."""
+    """Return the bridge's module of the norm after a layer's attention; None without one. block: the layer."""
     modules = block._modules
     if str(getattr(block, "hook_aliases", {}).get("hook_attn_out")).startswith("ln2."):
-        return modules["ln2"]  # of OLMo hybrid in TransformerLens 3
+        return modules["ln2"]  # OLMo hybrid in TransformerLens 3
     norm = modules.get("ln1_post")
     return modules["ln1"] if norm is None and _is_behind(modules.get("ln1")) else norm
 
 
 def _is_behind(norm: Any) -> bool:
-    # OLMo 2 has no norm in front of its attention; TransformerLens 3 calls the one behind it ln1.
+    # OLMo 2 has no norm before its attention; TransformerLens 3 calls the norm after it ln1.
+    """Return True if a norm module comes after the attention, although its name in the bridge may be `ln1`."""
     return getattr(norm, "name", None) == "post_attention_layernorm"

@@ -1,4 +1,4 @@
-"""The weights of a model of transformers by their names in its checkpoint, also of one that a bridge has wrapped."""
+"""Name the weights of a transformers model as its checkpoint does, even if a bridge has wrapped the model."""
 
 from collections.abc import Iterator
 
@@ -6,15 +6,16 @@ from torch import Tensor, nn
 
 
 def checkpoint_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and stored buffers of a model of transformers, whole or in a bridge, by their names.
+    """Return parameters and stored buffers of a transformers model, as a dict from checkpoint name to tensor.
 
-    A bridge puts a module of its own around each that it wraps. What it holds beside these is left out, such as the
-    parts of a packed projection, which it runs in its place.
+    module: the model, plain or in a bridge. A bridge puts its own module around each module that it wraps. Weights that
+    only the bridge holds are left out, for example the split parts of a packed projection.
     """
     return dict(_named_weights(module, ""))
 
 
 def _named_weights(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield (prefix + name, tensor) of each parameter and stored buffer of a module and its children, at any depth."""
     while (wrapped := module._modules.get("_original_component")) is not None:
         module = wrapped
     stored = {name: value for name, value in module._buffers.items() if name not in module._non_persistent_buffers_set}

@@ -1,6 +1,6 @@
-"""SHA-256 of tensors as they are stored, by which tables name the weights and tokens that they were made from.
+"""SHA-256 of tensors. Tables name by them the weights and tokens from which they were made.
 
-It is computed once for a model's weights. Later calls compare the weights with what was hashed, on their device.
+A model's weights are hashed once. Later calls compare the weights with the hashed ones, on their device.
 """
 
 import hashlib
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 _PIECE = 2**26
-"""Bytes of a weight that are copied at a time, where it has to be copied to be hashed."""
+"""Bytes of a weight that are copied at a time if it has to be copied for hashing."""
 
 _SMALL = 2**14
-"""Numbers of a tensor up to which it is kept and compared whole. Some are made at each call: gains of 1 + weight."""
+"""Tensors of at most this many numbers are kept and compared whole, such as gains of 1 + weight made at each call."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest_of(values: Iterable[Tensor | None]) -> str:
-    """Return the SHA-256 of the bytes of tensors as stored, in order; None is skipped."""
+    """Return the SHA-256 (hex) of the stored bytes of tensors, in order; None is skipped."""
     digest = hashlib.sha256()
     for value in values:
         if value is not None:
@@ -32,7 +32,7 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
 
 
 def digest_of_named(values: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of named tensors, in the order of their names, with name, shape and type of each."""
+    """Return the SHA-256 (hex) of named tensors, sorted by name: name, shape, type and bytes of each."""
     digest = hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -42,42 +42,51 @@ def digest_of_named(values: Mapping[str, Tensor]) -> str:
 
 
 def stored_bytes(value: Tensor) -> Any:
-    """Return the bytes of a tensor as stored, for a hash; a tensor on the CPU is not copied."""
+    """Return the bytes of a tensor as a uint8 array, for a hash. A tensor on the CPU is not copied."""
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _pieces(value: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor whole where its bytes stand in order on the CPU, else copies of a few of its rows at a time."""
+    """Yield a tensor in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows each."""
     if value.ndim < 2 or (value.is_contiguous() and value.device.type == "cpu"):
         yield value
         return
     order = _by_stride(value)
     back = [order.index(axis) for axis in range(value.ndim)]
     for rows in value.detach().split(max(1, _PIECE * len(value) // max(1, value.nbytes))):
-        # In two steps: of a transposed matrix a CPU copies some rows slowly, and transposes a matrix fast.
+        # Two steps, because a CPU copies some rows of a transposed matrix slowly but transposes a matrix fast.
         yield rows.permute(order).contiguous().permute(back).contiguous()
 
 
 def _by_stride(value: Tensor) -> list[int]:
-    """Return the axes of a tensor in the order in which its numbers stand in memory."""
+    """Return the axes of a tensor in the order of memory, largest stride first."""
     return sorted(range(value.ndim), key=lambda axis: -value.stride(axis))
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A tensor as it was when it was hashed: its form and place, and what its numbers are compared by."""
+    """State of a tensor when it was hashed.
+
+    form: shape, type, strides and device.
+    place: address in memory and count of in-place edits; None for a small tensor.
+    numbers: the tensor itself if it is small, else sums of its bits over rows and columns.
+    """
 
     form: tuple[Any, ...]
     place: tuple[Any, ...] | None
     numbers: tuple[Tensor, ...]
 
     def same(self, now: "_Seen") -> bool:
-        """Return whether the tensor is unchanged; tensors are compared last, since a GPU is waited for."""
+        """Return True if the tensor's present state `now` equals the state when it was hashed."""
+        # The numbers come last because comparing them waits for a GPU.
         return (self.form, self.place) == (now.form, now.place) and all(map(torch.equal, self.numbers, now.numbers))
 
 
 Sums = dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]]
-"""Tensors whose bits were summed, and the sums, by place and form. They are held, so that none takes their place."""
+"""From address and form of a tensor to the tensor and the sums of its bits.
+
+The tensors are kept alive, because otherwise another tensor could get the same address.
+"""
 
 _kept: WeakKeyDictionary[Any, dict[Hashable, tuple[tuple[_Seen | None, ...], str]]] = WeakKeyDictionary()
 
@@ -86,13 +95,17 @@ _kept: WeakKeyDictionary[Any, dict[Hashable, tuple[tuple[_Seen | None, ...], str
 def kept_digest(
     model: Any, name: Hashable, values: Iterable[Tensor | None], make: Callable[[], str], known: Sums | None = None
 ) -> str:
-    """Return what `make` says of some weights of a model, which it is asked for again where one of them has changed.
+    """Return `make()` for some weights of a model, from memory if no weight has changed since the last call.
 
-    Compared are of each weight its place in memory, shape, type, strides, device and count of edits in place, and its
-    numbers: its bits, read as integers, are summed over each row and over each column, modulo 2^64, all of them and on
-    its device. So an edit of one number is seen, and an exchange of two, also through `.data`, which is not counted.
-    Vectors, and tensors of at most `_SMALL` numbers, are compared whole, wherever they are. `known` are sums of
-    earlier calls since which no weight has changed.
+    name: key under which the result is remembered for this model.
+    values: the weights.
+    make: function without arguments that computes the result, such as a SHA-256.
+    known: sums of bits from earlier calls, to be used if no weight can have changed since; None computes the sums.
+
+    Compared are each weight's address, shape, type, strides, device, count of in-place edits, and numbers. For the
+    numbers, the bits are read as integers and summed over rows and over columns, modulo 2^64, on the weight's device.
+    The sums notice a change of one number and an exchange of two, also through `.data`, which is not counted as an
+    edit. Vectors and tensors of at most `_SMALL` numbers are compared whole.
     """
     sums: Sums = {} if known is None else known
     now = tuple(None if value is None else _seen(value.detach(), sums) for value in values)
@@ -105,17 +118,22 @@ def kept_digest(
 
 
 def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
+    """Return True if a weight's earlier and present state are equal, or if both are None."""
     return then is now if then is None or now is None else then.same(now)
 
 
 def _seen(value: Tensor, sums: Sums) -> _Seen:
+    """Return the present state of a tensor as a `_Seen`, for comparison with an earlier one.
+
+    sums: from address and form of tensors to sums of their bits; this tensor's sums are added.
+    """
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))
     if value.ndim < 2 or value.numel() <= _SMALL:
         return _Seen(form, None, (stored.contiguous().view(_INTEGERS[value.itemsize]).clone(),))
     if stored.is_contiguous():
         stored = stored.flatten(0, -2)  # heads side by side are one matrix
-    key = (value.data_ptr(), stored.shape, stored.stride(), value.dtype)  # of tied weights they are one
+    key = (value.data_ptr(), stored.shape, stored.stride(), value.dtype)  # tied weights have the same key
     if key not in sums:
         integers = _as_integers(stored)
         axes = tuple(range(integers.ndim - 1))
@@ -125,9 +143,9 @@ def _seen(value: Tensor, sums: Sums) -> _Seen:
 
 
 def _as_integers(stored: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers, of 64 bits where its rows can be read so, which is twenty times faster.
+    """Return the bits of a tensor as integers: int64 if its rows allow it, which is twenty times faster.
 
-    A row of these may be several rows of the tensor.
+    One row of the result may hold several rows of the tensor.
     """
     numbers, width = 8 // stored.itemsize, stored.shape[-1]
     steps = (stored.storage_offset(), width, *stored.stride()[:-1])
@@ -139,10 +157,12 @@ def _as_integers(stored: Tensor) -> Tensor:
 
 
 def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any]:
-    """Return the hashes by which a table's `attrs` tell the weights, of digests of the layers that were read.
+    """Return the hashes of weights that a table's `attrs` record, as a dict.
 
-    `weights_sha256` is of these layers together, `weights_by_layer` of each, by its index as text, since JSON has no
-    other keys; `n_layers` is the model's number of layers.
+    Its keys: `weights_sha256` (of all these layers together), `weights_by_layer` (from layer, as text, to hash) and
+    `n_layers` (layers of the whole model).
+
+    digests: from layer that was read to the digest of its weights.
     """
     return {
         "weights_sha256": _sha256("".join(digests.values())),
@@ -152,4 +172,5 @@ def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any
 
 
 def _sha256(text: str) -> str:
+    """Return the SHA-256 (hex) of a text."""
     return hashlib.sha256(text.encode()).hexdigest()

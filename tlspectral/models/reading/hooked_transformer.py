@@ -1,4 +1,4 @@
-"""Reads a HookedTransformer (TransformerLens 3.x), folded or not."""
+"""Read a HookedTransformer (TransformerLens 3.x), folded or not."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,17 +20,20 @@ _NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS"
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """Return the parameters of one layer. Raises UnsupportedArchitecture if it is not causal self-attention."""
+    """Return the attention parameters of one layer as a `RawAttention`, as the model holds them.
+
+    Raises UnsupportedArchitecture if the attention is not causal self-attention.
+    """
     cfg = model.cfg
     if cfg.attention_dir != "causal":
         raise UnsupportedArchitecture(
-            f"layer {layer}: the attention is {cfg.attention_dir}; only causal decoders are read"
+            f"layer {layer}: the attention is {cfg.attention_dir}; only causal attention is supported here"
         )
     if cfg.positional_embedding_type == "shortformer":
         raise UnsupportedArchitecture(
-            f"layer {layer}: positional_embedding_type='shortformer' adds positions to what queries and keys read and "
-            "not to the residual stream, so that a score is bilinear in stream + positions; scores of the stream alone "
-            "are read"
+            f"layer {layer}: positional_embedding_type='shortformer' is not supported: it adds positions to the input "
+            "of queries and keys but not to the residual stream, so a score is bilinear in stream + positions and not "
+            "in the stream"
         )
     require_unclipped(getattr(cfg, "clip_qkv", None), layer)
     block = model.blocks[layer]
@@ -57,7 +60,10 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return b_O, the norm behind the attention, and the factor on what attention and MLP add, which is 1 here."""
+    """Return (b_O, norm after the attention, 1.0) of a layer.
+
+    b_O: bias after W_O. 1.0 is the factor on what attention and MLP add; only models in a bridge have another factor.
+    """
     block, cfg = model.blocks[layer], model.cfg
     norm = block.ln1 if cfg.original_architecture in NORMS_BEHIND else block._modules.get("ln1_post")
     behind = NO_NORM if norm is None else read_normalization(norm, cfg, f"layer {layer}, norm behind the attention")
@@ -65,9 +71,10 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
 
 
 def read_mlp_input(model: Any, layer: int) -> MlpInput:
-    """Return where a layer with an MLP shows what the MLP reads. Raises UnsupportedArchitecture if it shows it nowhere.
+    """Return the hook point that shows a layer's MLP input, and the norm between the residual stream and that point.
 
-    `ln2.hook_normalized` stands in front of the gain and the bias of `ln2`, so the norm up to it has neither.
+    `ln2.hook_normalized` comes before gain and bias of `ln2`, so the returned norm has neither. Raises
+    UnsupportedArchitecture if no hook point shows the input.
     """
     block, cfg, where = model.blocks[layer], model.cfg, f"layer {layer}, norm before the MLP"
     norm = NO_NORM if cfg.original_architecture in NORMS_BEHIND else read_normalization(block.ln2, cfg, where)
@@ -82,7 +89,7 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
 
 
 def final_normalization(model: Any) -> Normalization:
-    """Return the norm in front of the unembedding."""
+    """Return the norm before the unembedding; `NO_NORM` if the model has none."""
     if not hasattr(model, "ln_final"):
         return NO_NORM
     return read_normalization(model.ln_final, model.cfg, "final norm")
@@ -91,19 +98,22 @@ def final_normalization(model: Any) -> Normalization:
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the layer's own scaled (cos, sin), each [pos, rotary_dim]."""
+    """Return the layer's stored, scaled (cos, sin), each [pos, rotary_dim]. `captured` is not used."""
     attention = model.blocks[layer].attn
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
 
 
 def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
-    """Return which keys a layer by itself lets each query see, [pos, pos]."""
+    """Return a bool tensor [query, key]: which keys the layer's own mask lets each query see."""
     seen, attention = torch.ones(n_positions, n_positions, dtype=torch.bool).tril(), model.blocks[layer].attn
     return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+
+    scores: some or all scores that the layer's hook point shows.
+    """
     return scores > torch.finfo(scores.dtype).min / 2  # masked ones are -inf
 
 
@@ -113,7 +123,10 @@ def selected_keys(model: Any, layer: int) -> int | None:
 
 
 def frequency_switch(model: Any, n_positions: int) -> int | None:
-    """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
+    """Return the largest prompt length below `n_positions` beyond which the model uses other rotary frequencies.
+
+    None if the frequencies do not change up to `n_positions` (only Qwen 1 changes them).
+    """
     limit = _rotary_limit(model.cfg)
     if limit is None or n_positions <= limit:
         return None
@@ -121,36 +134,38 @@ def frequency_switch(model: Any, n_positions: int) -> int | None:
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
-    """Run the model on `tokens` and return its key/value cache."""
+    """Run the model on `tokens` [batch, pos] and return its key/value cache, an object of TransformerLens."""
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
     cache = TransformerLensKeyValueCache.init_cache(model.cfg, tokens.device, len(tokens))
-    # Without a mask TransformerLens makes one, which needs a tokenizer and masks tokens that equal its padding id.
+    # Without a mask TransformerLens makes one, which needs a tokenizer and masks real tokens that equal its padding id.
     model(tokens, past_kv_cache=cache, attention_mask=torch.ones_like(tokens), return_type="logits")
     return cache
 
 
 def joined_caches(caches: list[Any]) -> Any:
-    """Return the cache of all rows of several."""
+    """Return one cache with the rows of all caches."""
     entries = [
-        replace(one[0], past_keys=torch.cat([each.past_keys for each in one]),
-                past_values=torch.cat([each.past_values for each in one]))
-        for one in zip(*(cache.entries for cache in caches), strict=True)
+        replace(of_layer[0], past_keys=torch.cat([entry.past_keys for entry in of_layer]),
+                past_values=torch.cat([entry.past_values for entry in of_layer]))
+        for of_layer in zip(*(cache.entries for cache in caches), strict=True)
     ]  # fmt: skip
     masks = torch.cat([cache.previous_attention_mask for cache in caches])
     return replace(caches[0], entries=entries, previous_attention_mask=masks)
 
 
 def cache_bytes(cache: Any) -> int:
-    """Return the size of the keys and values of all rows of a cache."""
+    """Return the size in bytes of a cache's keys and values, all rows together."""
     return sum(entry.past_keys.nbytes + entry.past_values.nbytes for entry in cache.entries)
 
 
 def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
-    """Return logits of tokens that follow cached ones, of the row of the cache that `rows` names for each of theirs.
+    """Return logits of `tokens` that continue cached prompts.
 
-    The cache is not changed. `alive` says by layer how many of the rows, the first ones, it runs; the caller cuts the
-    keys that a block is given to these.
+    cache: a key/value cache; it is not changed.
+    rows: for each row of `tokens`, the row of the cache that it continues.
+    alive: for each layer, how many rows it runs, counted from the first. The caller cuts the keys of each layer to
+    these rows.
     """
     entries = [
         # The size of the batch is read from the first layer.
@@ -164,15 +179,25 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive
 
 
 def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
-    """Return a norm of HookedTransformer. Raises UnsupportedArchitecture for one that cannot be folded."""
-    # By class, not by the config: the final norm may be of another kind than the others.
+    """Return a norm module of TransformerLens as a `Normalization`.
+
+    cfg: the model's config. where: layer and role, for messages. Raises UnsupportedArchitecture if the norm cannot be
+    folded into weights.
+    """
+    # By class, not by the config, because the final norm may be of another kind than the other norms.
     kind = _NORM_KINDS.get(type(norm).__name__.removesuffix("Pre"))
     if kind is None:
-        raise UnsupportedArchitecture(f"{where}: {type(norm).__name__} is not a norm that can be folded")
+        raise UnsupportedArchitecture(
+            f"{where}: {type(norm).__name__} is not a norm that can be folded; LayerNorm and RMSNorm are supported"
+        )
     return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))
 
 
 def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
+    """Return the norm of queries or keys as a `QueryKeyNorm`, from its module; None without one.
+
+    cfg: the model's config.
+    """
     if norm is None:
         return None
     over_heads = not cfg.use_qk_norm
@@ -181,24 +206,25 @@ def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
 
 
 def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
+    """Return the rotary geometry of an attention module, None without rotary positions. cfg: the model's config."""
     if cfg.positional_embedding_type != "rotary":
         return None
     cos, sin, limit = attention.rotary_cos, attention.rotary_sin, _rotary_limit(cfg)
-    if limit is not None and attention._ntk_alpha_cached != 1.0:  # of a longer run; a shorter one makes them anew
+    if limit is not None and attention._ntk_alpha_cached != 1.0:  # tables of a longer run: compute those of a short run
         sin, cos = attention.calculate_sin_cos_rotary(cfg.rotary_dim, limit, attention._rotary_base(), cfg.dtype)
-    found = frequencies_of_stored(attention, cos, sin, cfg.rotary_dim // 2)
+    frequencies = frequencies_of_stored(attention, cos, sin, cfg.rotary_dim // 2)
     real, imag = pair_columns(cfg.rotary_dim, adjacent=bool(cfg.rotary_adjacent_pairs))
     return RotaryGeometry(
-        theta=found.theta,
+        theta=frequencies.theta,
         real_index=real,
         imag_index=imag,
         d_head=int(cfg.d_head),
-        attention_scaling=found.scaling,
+        attention_scaling=frequencies.scaling,
         valid_up_to=limit,
-        mismatch=found.mismatch,
+        mismatch=frequencies.mismatch,
     )
 
 
 def _rotary_limit(cfg: Any) -> int | None:
-    """Return up to how many tokens rotary frequencies stay as they are (Qwen 1); None for any number."""
+    """Return the prompt length up to which rotary frequencies do not change (Qwen 1); None if they never change."""
     return cfg.train_seq_length if getattr(cfg, "use_dynamic_ntk_rope", False) else None

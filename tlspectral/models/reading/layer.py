@@ -1,4 +1,4 @@
-"""The parameters of one attention layer as plain tensors: as a backend stores them, and folded in float64."""
+"""The parameters of one attention layer as tensors: as stored, and in float64 with norms folded in."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -19,12 +19,18 @@ from tlspectral.models.reading.norms import Normalization, QueryKeyNorm, double,
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSettings:
-    """What a layer has beside its projections.
+    """Everything about an attention layer except its projections.
 
-    Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3, Llama 4); None where none is
-    scaled. In prompts longer than `selected_keys` an indexer picks so many keys for each query (GLM 5); None without.
-    Gemma 4 has a norm of values, `v_norm`, so that what a head writes is linear in the stream up to a factor per token.
-    In some of its layers values are the keys before norm and rotation.
+    norm: norm between the residual stream and the attention's input.
+    q_norm, k_norm: norms of queries and keys, or the latents that they are projected from; None without one.
+    score_scale: factor on the product of query and key.
+    softcap: bound on scores; None without one.
+    alibi, rotary: position bias and rotary geometry; None without one.
+    even_scale_up_to: prompt length up to which no query is scaled by its position (Ministral 3, Llama 4); None if none
+    ever is.
+    selected_keys: in longer prompts an indexer picks this many keys for each query (GLM 5); None without an indexer.
+    v_norm: norm of values (Gemma 4). What a head writes is then linear in the stream up to a factor per token.
+    keys_are_values: True if values are the keys before norm and rotation (some layers of Gemma 4).
     """
 
     norm: Normalization
@@ -42,7 +48,11 @@ class LayerSettings:
     __repr__ = one_line
 
     def inputs(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> HeadInputs:
-        """Return queries or keys by head, before a query/key norm and rotation, from what passes their hook point."""
+        """Return queries or keys by head, before query/key norm and rotation, as `HeadInputs`.
+
+        what: "query" or "key". captured: activation at the hook point of queries or keys: the latents, in latent
+        attention.
+        """
         norm = self.q_norm if what == "query" else self.k_norm
         if isinstance(norm, Latent):
             return norm.inputs(captured)
@@ -51,39 +61,49 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from what passes their hook point; there values of a latent follow the head's keys."""
+        """Return values by head from the activation at their hook point, after a norm of values if there is one.
+
+        In latent attention this point shows each head's keys, then its values; only the values are returned.
+        """
         if not isinstance(self.k_norm, Latent):
             return captured if self.v_norm is None else self.v_norm.applied(captured)
         heads, _, columns = self.k_norm.up.shape
         return rearrange(captured, "... (head d_head) -> ... head d_head", head=heads)[..., columns:]
 
     def normed(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> Float[Tensor, "*by_head"]:
-        """Return `inputs` behind the norm of queries or keys, where there is one, in float32 at least."""
+        """Return queries or keys by head after their norm (if any) and before rotation, in float32 or wider.
+
+        captured: activation at the hook point of queries or keys.
+        """
         x, scale = self.inputs(what, widened(captured))
         norm = self.q_norm if what == "query" else self.k_norm
         return x if norm is None else norm.applied(x, scale)
 
     def without_weights(self) -> "LayerSettings":
-        """Return the settings alone, of a layer whose weights may be copies."""
-        return LayerSettings(**{each.name: getattr(self, each.name) for each in fields(LayerSettings)})
+        """Return only the fields of `LayerSettings`, without projections such as W_Q, which a subclass adds."""
+        return LayerSettings(**{field.name: getattr(self, field.name) for field in fields(LayerSettings)})
 
     @property
     def valid_up_to(self) -> int | None:
-        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
+        """Prompt length in tokens up to which rotary frequencies and scale of scores stay the same; None without a
+        limit.
+        """
         limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
         return min((limit for limit in limits if limit is not None), default=None)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RawAttention(LayerSettings):
-    """The parameters of a layer as a backend holds them, before any folding.
+    """The parameters of an attention layer as the model holds them, before any folding.
 
-    Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
-    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`. Those that read a latent, which is
-    then the norm of queries or keys, are [heads, rank, columns].
+    Order of axes as in TransformerLens: `q = x @ W_Q + b_Q`.
 
-    A gated attention has W_gate, [heads, d_model, columns], which makes of the same input what z is multiplied by,
-    behind an activation (Qwen3-Next, AFMoE); `gate_behind_queries`: in one projection with W_Q.
+    w_q, w_k, w_v: [heads or kv_heads, d_model, d_head]; [heads, rank, columns] if they read a latent.
+    w_o: [heads, d_head, d_model].
+    b_q, b_k, b_v: biases by head; None without one.
+    w_gate, b_gate: [heads, d_model, columns] of gated attention (Qwen3-Next, AFMoE), else None. It multiplies z, a
+    head's output before W_O, by activation(x W_gate), where x is the input of the queries.
+    gate_behind_queries: W_Q and W_gate are one projection, W_gate second.
     """
 
     w_q: Tensor
@@ -99,13 +119,18 @@ class RawAttention(LayerSettings):
 
     @property
     def n_kv_receivers(self) -> int:
-        """Receivers of keys, and as many of values: a head each, or all heads together where they read one latent."""
+        """Number of different keys per token in the layer: one per key/value head; 1 in latent attention."""
         return 1 if isinstance(self.k_norm, Latent) else len(self.w_k)
 
 
 @dataclass(frozen=True)
 class OutputFactors:
-    """Value and output weights of the heads: `W_V` carries the input norm's gain (LN: centred), `W_O` is as stored."""
+    """Value and output weights of the heads of a layer.
+
+    w_v: W_V with the input norm's gain folded in (centred for LayerNorm).
+    w_o: W_O as stored.
+    storage_dtype: type in which the model stores W_V.
+    """
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
     w_o: Float64[Tensor, "heads d_head d_model"]
@@ -116,10 +141,11 @@ class OutputFactors:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionLayer(LayerSettings):
-    """A layer's query-key side with the input norm folded in: `score = scale * (n W_Q + b_Q) . (n W_K + b_K)`.
+    """Query and key weights of a layer with the input norm folded in: score = scale * (n W_Q + b_Q) . (n W_K + b_K).
 
-    `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
-    `W_Q W_K^T` is `C M C` (FP section 3), and C is never formed. Keys are as stored, one per key/value head.
+    n is the normalised residual stream without gain and bias. For LayerNorm both weights are centred, so `W_Q W_K^T` is
+    C M C, with C the projection that removes the mean ("Fingerprint, Not Blueprint", section 3). Keys are stored once
+    per key/value head.
     """
 
     layer: int
@@ -131,12 +157,12 @@ class AttentionLayer(LayerSettings):
 
     @property
     def n_heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.w_q.shape[0]
 
     @property
     def n_kv_heads(self) -> int:
-        """Key/value heads."""
+        """Number of key/value heads."""
         return self.w_k.shape[0]
 
     @property
@@ -146,17 +172,22 @@ class AttentionLayer(LayerSettings):
 
     @property
     def d_head(self) -> int:
-        """Columns of a head."""
+        """Number of columns of a head."""
         return self.w_q.shape[2]
 
     @property
     def effective_dimension(self) -> int:
-        """Dimension of the space that M acts on: d_model, less 1 for LayerNorm, which removes the mean."""
+        """Dimension of the space on which M acts: d_model, or d_model - 1 for LayerNorm, which removes the mean."""
         return self.d_model - (self.norm.kind == "LN")
 
     @property
     def bilinear(self) -> Literal["exact", "up_to_token_scale", "up_to_content_scale", "softcapped"]:
-        """How the score depends on `n M n^T`; the column `bilinear` explains the values."""
+        """How the score depends on n M n^T, with n the normalised stream; a column of the head table shows this word.
+
+        "exact": it is n M n^T with rotations, plus biases. "up_to_token_scale": a query/key norm adds a positive factor
+        per token. "up_to_content_scale": latent attention, whose norm adds a factor per token to the columns that do
+        not rotate. "softcapped": a tanh bounds the score.
+        """
         if self.softcap is not None:
             return "softcapped"
         if isinstance(self.k_norm, Latent):
@@ -164,16 +195,16 @@ class AttentionLayer(LayerSettings):
         return "exact" if self.q_norm is None else "up_to_token_scale"
 
     def kv_head(self, head: int) -> int:
-        """Return the key/value head that a query head reads."""
+        """Return the index of the key/value head that a query head reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def operator_factors(
         self,
     ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
-        """Return W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head.
+        """Return (W_Q, W_K) of each query head, so that M = W_Q W_K^T; gains of query/key norms are folded in.
 
-        Columns of keys from a latent carry its 1/rms for white input (`Latent.white_scale`), or what was measured.
-        W_Q of a spectral layer also carries its gain and phase, as its M_t do.
+        Keys that query heads share are repeated. Latent columns of W_K carry the latent's 1/rms (`Latent.white_scale`,
+        or measured). W_Q of a layer with learnable rotary positions also carries its gain and phase.
         """
         w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
         w_k = self.w_k if self.k_norm is None else self.k_norm.folded_into(self.w_k)
@@ -184,6 +215,7 @@ class AttentionLayer(LayerSettings):
 
 
 def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
+    """Return all parameters that affect queries and keys, as a dict from role (for messages) to tensor or None."""
     parameters = {
         "W_Q": raw.w_q,
         "b_Q": raw.b_q,
@@ -207,19 +239,24 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
 
 
 def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return what the hash of a layer is of: the parameters of its query-key side, and of its values and output.
+    """Return two lists of parameters of a layer, for its two hashes: parameters of queries and keys; then [W_V, W_O].
 
-    Raises BadWeights for a weight on the meta device, such as one that accelerate loads when it is used.
+    Raises BadWeights for a weight on the meta device, for example if accelerate loads it only when it is used.
     """
     sides: tuple[list[Tensor | None], list[Tensor | None]]
     sides = list(_query_key_parameters(raw).values()), [raw.w_v, raw.w_o]
     if any(value is not None and value.is_meta for side in sides for value in side):
-        raise BadWeights("a weight is on the meta device, so the layer has no hash; load the model with its weights")
+        raise BadWeights(
+            "a weight is on the meta device and has no data to hash: load the model with all weights in memory"
+        )
     return sides
 
 
 def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
-    """Fold the input norm into float64 copies of query and key weights, on the CPU. Raises as `require_readable`."""
+    """Return a layer's query and key weights as an `AttentionLayer`: float64 on the CPU, with the input norm folded in.
+
+    layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
+    """
     for role, value in _query_key_parameters(raw).items():
         require_readable(value, f"layer {layer}, {role}")
     (w_q, b_q), (w_k, b_k) = (_fold(*projection(raw, what, double), raw.norm) for what in ("q", "k"))
@@ -231,7 +268,10 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
 
 
 def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Fold the input norm's gain into float64 copies of the value weights, on the CPU. Raises as `fold_attention`."""
+    """Return a layer's value and output weights as `OutputFactors`: float64 on the CPU, the input norm's gain in W_V.
+
+    layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
+    """
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
     w_v = _fold(projection(raw, "v", double)[0], None, raw.norm)[0]
@@ -241,17 +281,20 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
-    """Yield the key/value groups of a layer: the slice of query heads that read one key/value head, and its parameters.
+    """Yield (slice of its query heads, `RawAttention` of these heads and their key) for each key/value group.
 
-    Only one group need then be in float64. The M of a group are the layer's. Its scores are not, where a
-    query/key norm takes its mean over all heads.
+    With groups, only one group at a time has to be in float64. M is the same as in the whole layer. Scores are not the
+    same if a query/key norm takes its mean over all heads.
     """
     for heads, key in _slices_of_groups(raw.w_q, raw.w_k):
         yield heads, _of_heads(raw, heads, key)
 
 
 def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[AttentionLayer, OutputFactors]]:
-    """Return the key/value groups of a layer that is folded already, with their values and outputs, as views of it."""
+    """Return a list of (layer, output), one per key/value head, with only its weights and those of its query heads.
+
+    The tensors are views of the given ones.
+    """
     return [
         (
             replace(
@@ -269,11 +312,16 @@ def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[At
 
 
 def _slices_of_groups(w_q: Tensor, w_k: Tensor) -> list[tuple[slice, slice]]:
+    """Return for each key/value head two slices: of the query heads that read it, and of the key/value head itself."""
     size = len(w_q) // len(w_k)
     return [(slice(index * size, (index + 1) * size), slice(index, index + 1)) for index in range(len(w_k))]
 
 
 def _settings_of_heads(layer: LayerSettings, heads: list[int] | slice, keys: list[int] | slice) -> dict[str, Any]:
+    """Return the settings of a layer that differ by head, for some heads: a dict from field name to value.
+
+    heads: indices of query heads. keys: indices of their key/value heads.
+    """
     return {
         "q_norm": layer.q_norm and layer.q_norm.of_heads(heads),
         "k_norm": layer.k_norm and layer.k_norm.of_heads(keys),
@@ -283,7 +331,7 @@ def _settings_of_heads(layer: LayerSettings, heads: list[int] | slice, keys: lis
 
 
 def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | slice) -> RawAttention:
-    """Return the parameters of some query heads and of the key/value heads that they read, in the given order."""
+    """Return a `RawAttention` with only these query heads and these key/value heads, in the given order."""
     return replace(
         raw,
         w_q=raw.w_q[heads],
@@ -298,16 +346,17 @@ def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | sli
 
 
 def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
-    """Return scaled scores under a softcap (Gemma 2); as they are for None."""
+    """Return scaled scores bounded by a softcap, `cap * tanh(scores / cap)` (Gemma 2); unchanged for None."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 def projection(
     raw: RawAttention, what: Literal["q", "k", "v"], cast: Callable[[Tensor], Tensor]
 ) -> tuple[Float[Tensor, "heads d_model d_head"], Float[Tensor, "heads d_head"] | None]:
-    """Return W_Q, W_K or W_V from the normalised residual stream to each head, and its bias; differentiable.
+    """Return (weight, bias or None) of the projection from the normalised residual stream to each head; differentiable.
 
-    Through a latent it has the gain of the latent's norm, and not the factor that this puts on each token.
+    what: "q", "k" or "v" for W_Q, W_K or W_V. cast: applied to each parameter. Through a latent, the weight includes
+    the gain of the latent's norm but not its factor per token. The bias of W_V is left out.
     """
     latent = raw.q_norm if what == "q" else raw.k_norm
     if isinstance(latent, Latent):
@@ -320,14 +369,15 @@ def projection(
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
+    """Return (weight, bias) of a projection in float64, with gain and bias of the input norm folded in."""
     norm = norm.as_(double)
     return folded_weight(weight, norm), folded_bias(weight, bias, norm)
 
 
 class LiveFactors(NamedTuple):
-    """W_Q and W_K of some query heads, through which gradients reach the model's parameters, and their rotary geometry.
+    """W_Q and W_K of some query heads, connected to the model's parameters for gradients, and their rotary geometry.
 
-    They are on the model's device, in the type that it stores them in, float32 at least. Grouped keys are repeated.
+    Both are on the model's device, in the stored type but at least float32. Shared keys are repeated.
     """
 
     w_q: Float[Tensor, "heads d_model d_head"]
@@ -336,16 +386,18 @@ class LiveFactors(NamedTuple):
 
 
 def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-    """Return the factors of some heads (None: all), folded as `fold_attention` and `operator_factors` do, or as stored.
+    """Return W_Q and W_K of some heads as differentiable functions of the model's parameters, with the rotary geometry.
 
-    Raises BadWeights. That a weight is finite is not checked: in a training step it would cost as much as the products.
+    layer: its number, for messages. heads: indices of query heads; None: all. folded: True folds in the norms of the
+    input and of queries and keys. Raises BadWeights for meta or quantised weights. NaN and infinities are not looked
+    for, because in a training step that would take as long as the products.
     """
     for role, value in _query_key_parameters(raw).items():
         _require_floating(value, f"layer {layer}, {role}")
     groups = len(raw.w_q) // len(raw.w_k)
     queries = list(range(len(raw.w_q))) if heads is None else heads
     keys = sorted({head // groups for head in queries})
-    # All of them without a copy.
+    # Indexing would copy, so all heads are taken without it.
     chosen = raw if queries == list(range(len(raw.w_q))) else _of_heads(raw, queries, keys)
     w_q, w_k = (projection(chosen, what, widened)[0] for what in ("q", "k"))
     rotary = chosen.rotary
@@ -362,19 +414,25 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
 
 
 def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
-    """Refuse a prompt past the length up to which all queries of a layer have one score scale. Raises ValueError."""
+    """Raise ValueError if a prompt is longer than the length up to which the layer has one score scale for all queries.
+
+    index: the layer's number, for the message. n_positions: tokens of the prompt.
+    """
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
         raise ValueError(
             f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales "
-            "queries by their position (llama_4_scaling_beta, attn_temperature_tuning), which is not modelled; use "
+            "queries by their position (llama_4_scaling_beta, attn_temperature_tuning), which is not supported: use "
             f"prompts of at most {limit} tokens"
         )
 
 
 def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice: str) -> None:
-    """Refuse a prompt that is longer than what an indexer lets a query see. Raises ValueError."""
-    selected = min((one.selected_keys for one in layers if one.selected_keys is not None), default=n_positions)
+    """Raise ValueError if a prompt has more tokens than the keys that an indexer of a layer picks for a query.
+
+    n_positions: tokens of the prompt. advice: end of the message.
+    """
+    selected = min((layer.selected_keys for layer in layers if layer.selected_keys is not None), default=n_positions)
     if n_positions > selected:
         raise ValueError(
             f"the prompt has {n_positions} tokens, but an indexer of this model lets a query see {selected} keys that "
@@ -383,24 +441,36 @@ def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice:
 
 
 def require_own_projections(layer: LayerSettings, index: int, reason: str | None = None) -> None:
-    """Refuse a layer whose values are its keys, and for a reason one of latents. Raises UnsupportedArchitecture."""
+    """Raise UnsupportedArchitecture if a layer's values are its keys; with a `reason`, also for latent attention.
+
+    index: the layer's number. reason: why latent attention is not supported, the end of its message.
+    """
     if layer.keys_are_values:
-        raise UnsupportedArchitecture(f"layer {index}: values are keys before norm and rotation, not told apart here")
+        raise UnsupportedArchitecture(
+            f"layer {index}: its values are its keys before norm and rotation, so keys and values cannot be treated "
+            "apart: leave this layer out"
+        )
     if reason is not None and isinstance(layer.k_norm, Latent):
         raise UnsupportedArchitecture(f"layer {index}: latent attention ({layer.k_norm.family}); {reason}")
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT). Raises UnsupportedArchitecture."""
+    """Raise UnsupportedArchitecture if a layer clips queries and keys at a limit (OLMo 1.7, MPT).
+
+    limit: None passes.
+    """
     if limit is not None:
         raise UnsupportedArchitecture(
-            f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are no bilinear form of the "
-            "residual stream"
+            f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are not bilinear in the "
+            "residual stream: such models are not supported"
         )
 
 
 def require_readable(value: Tensor | None, where: str) -> None:
-    """Refuse weights without data (meta device), quantised, NaN or infinite: BadWeights; `where` is layer and role."""
+    """Raise BadWeights if a weight has no data (meta device), is quantised, or contains NaN or infinity.
+
+    where: layer and role, the beginning of the message. None passes.
+    """
     _require_floating(value, where)
     # A NaN makes both NaN. The extremes take a twentieth of the time of isfinite on every value.
     if value is not None and value.numel() and not bool(torch.stack(value.detach().aminmax()).isfinite().all()):
@@ -409,9 +479,12 @@ def require_readable(value: Tensor | None, where: str) -> None:
 
 
 def _require_floating(value: Tensor | None, where: str) -> None:
+    """Raise BadWeights if a weight has no data (meta device) or is quantised."""
     if value is None:
         return
     if value.device.type == "meta":
-        raise BadWeights(f"{where}: the weight is on the meta device; load the model with its weights")
+        raise BadWeights(
+            f"{where}: the weight is on the meta device and has no data: load the model with all weights in memory"
+        )
     if not value.dtype.is_floating_point or value.dtype.itemsize < 2:
         raise BadWeights(f"{where}: stored as {value.dtype}, a quantised format; load de-quantised weights instead")

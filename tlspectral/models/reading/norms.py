@@ -20,25 +20,31 @@ _CENTRED_WITHIN = 8
 
 
 def double(value: Tensor) -> Tensor:
-    """Return a copy in float64 on the CPU, never the model's own memory."""
+    """Return a copy of a tensor in float64 on the CPU, never the model's own memory."""
     return value.detach().cpu().to(torch.float64, copy=True)
 
 
 @dataclass(frozen=True)
 class Castable:
-    """Tensors and settings, of which copies in other types are made."""
+    """Base class of records that hold tensors and settings; `as_` makes a copy in another type."""
 
     def as_(self: _Record, cast: Callable[[Tensor], Tensor]) -> _Record:
-        """Return a copy with what `cast` makes of each tensor; records within it stay as they are."""
+        """Return a copy of the record with `cast` applied to each of its tensors, but not to records in it.
+
+        cast: function from tensor to tensor, such as `double`.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: cast(value) for name, value in values.items() if isinstance(value, Tensor)})
 
 
 @dataclass(frozen=True)
 class Normalization(Castable):
-    """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
+    """A normalisation x -> (x - mean) / sqrt(var + eps) * gain + bias.
 
-    `gain` is the factor applied (Gemma stores it less 1); None where there is none or it is already folded.
+    kind: "LN"; "RMS" (no mean is subtracted); "none" (identity).
+    gain: factor that is applied (Gemma stores gain - 1); None if there is none or it is already folded into weights.
+    bias: None if there is none or it is already folded.
+    eps: added to the variance.
     """
 
     kind: NormalizationKind
@@ -47,18 +53,18 @@ class Normalization(Castable):
     eps: float
 
     def normalized(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Return `x` without its mean (LN) and scaled to unit variance; gain and bias are folded into weights."""
+        """Return x without its mean (LN only) and divided by its root mean square; gain and bias are not applied."""
         if self.kind == "none":
             return x
         x = self.centred(x)
         return x / self._root(x)
 
     def token_scale(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """Return the factor `1 / sqrt(var + eps)` of each token; 1 without a norm."""
+        """Return the norm's factor 1 / sqrt(var + eps) for each token; 1 for kind "none"."""
         return self.scale_of_centred(self.centred(x))
 
     def scale_of_centred(self, centred: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """Return `token_scale` of what is without its mean already, as `centred` has it."""
+        """Return the norm's factor 1 / sqrt(var + eps) for each token, from an input that is already centred."""
         if self.kind == "none":
             return centred.new_ones(centred.shape[:-1])
         return self._root(centred).squeeze(-1).reciprocal()
@@ -66,7 +72,7 @@ class Normalization(Castable):
     def gradient(
         self, of_normalized: Float[Tensor, "*receivers batch pos width"], x: Float[Tensor, "batch pos width"]
     ) -> Float[Tensor, "*receivers batch pos width"]:
-        """Carry a gradient at `normalized(x)` back to `x`: multiply it by the transposed Jacobian of the norm."""
+        """Return the gradient at x from the gradient at `normalized(x)`: its product with the transposed Jacobian."""
         if self.kind == "none":
             return of_normalized
         scale, centred = self.token_scale(x)[..., None], self.centred(x)
@@ -74,23 +80,24 @@ class Normalization(Castable):
         return self.centred(scale * (of_normalized - along))
 
     def centred(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Return `x` without its mean under LayerNorm; as it is under the others."""
+        """Return x minus its mean for LayerNorm; x itself for other norms."""
         return x - x.mean(-1, keepdim=True) if self.kind == "LN" else x
 
     def _root(self, centred: Tensor) -> Tensor:
+        """Return sqrt(mean(x^2) + eps) over the last axis, which stays with length 1. centred: x without its mean."""
         return (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
 
 
 NO_NORM = Normalization("none", None, None, 0.0)
-"""The norm of a layer whose attention reads the residual stream as it is."""
+"""The norm of a layer whose attention reads the residual stream without a norm."""
 
 
 class MlpInput(NamedTuple):
-    """Where a layer shows what its MLP reads.
+    """Where a layer shows the input of its MLP.
 
     Attributes:
-        point: hook point behind the name of the layer.
-        norm: between the residual stream and this point. It has gain and bias only if they act in front of the point.
+        point: hook point, without the name of the layer.
+        norm: norm between the residual stream and this point; gain and bias only if they act before the point.
     """
 
     point: str
@@ -100,7 +107,10 @@ class MlpInput(NamedTuple):
 def folded_bias(
     weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
 ) -> Float[Tensor, "heads d_head"]:
-    """Return a projection's bias plus the projected bias of the norm in front of it, differentiable."""
+    """Return bias + norm.bias W: a projection's bias with the bias of the norm before it; differentiable.
+
+    weight: W of the projection. bias: None counts as zeros.
+    """
     folded = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
     return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
 
@@ -108,7 +118,10 @@ def folded_bias(
 def folded_weight(
     weight: Float[Tensor, "heads d_model d_head"], norm: Normalization
 ) -> Float[Tensor, "heads d_model d_head"]:
-    """Return a projection times the gain of the norm in front of it, centred under LayerNorm; differentiable."""
+    """Return gain * W: the weight of a projection with the gain of the norm before it folded in; differentiable.
+
+    For LayerNorm the mean over d_model is subtracted too.
+    """
     if norm.gain is not None:
         # The type first: a gain read in float64 lies on the CPU where the device has no such type.
         weight = weight * norm.gain.to(weight.dtype).to(weight.device)[:, None]
@@ -117,15 +130,16 @@ def folded_weight(
 
 @dataclass(frozen=True)
 class QueryKeyNorm(Castable):
-    """`x -> x / sqrt(mean(x^2) + eps) * gain` on queries or on keys, before any rotation.
+    """x -> x / sqrt(mean(x^2) + eps) * gain on queries or on keys, before any rotation.
 
-    A LayerNorm without bias subtracts the mean of a head's columns first, which is linear in x (`centred`). That and
-    the gain are folded into M. What is left is one positive factor per token and head, which only scales the bilinear
-    score. Where the mean runs over all heads, a token has the same factor in all of them.
+    A LayerNorm without bias first subtracts the mean of a head's columns, which is linear in x (`centred`). Mean and
+    gain are folded into M, the query-key matrix W_Q W_K^T. One positive factor per token and head remains, which only
+    scales the score. If the mean runs over all heads, all heads of a token have the same factor.
 
     Attributes:
-        gain: the factor applied, [d_head] where all heads share it and [heads, d_head] where each has its own
-            (key/value heads of a norm of keys); None where there is none.
+        gain: factor that is applied: [d_head] if all heads share it, [heads, d_head] if it differs by head (key/value
+            heads for keys); None without a gain.
+        eps: added to the mean square.
         over_heads: the mean runs over all heads of a token (OLMo 2), not over each head's columns (Qwen3, Gemma 3).
         centred: the mean of a head's columns is subtracted first (StableLM 2 12B, Command R+).
     """
@@ -136,7 +150,10 @@ class QueryKeyNorm(Castable):
     centred: bool = False
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
-        """Return 1/rms per token and head. `x` holds all heads of a token where the mean runs over them."""
+        """Return the norm's factor 1/rms per token and head.
+
+        x: queries or keys; of all heads if the mean runs over heads.
+        """
         mean = self._without_mean(x).square().mean(-1)
         if self.over_heads:
             mean = mean.mean(-1, keepdim=True).expand_as(mean)
@@ -145,27 +162,32 @@ class QueryKeyNorm(Castable):
     def applied(
         self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads"] | None = None
     ) -> Float[Tensor, "*batch heads d_head"]:
-        """Return queries or keys, normalised and times the gain. `token_scale` stands in for the 1/rms of `x`."""
+        """Return queries or keys after the norm, gain included. token_scale: used instead of the 1/rms of x."""
         scaled = self._without_mean(x) * (self.token_scale(x) if token_scale is None else token_scale)[..., None]
         return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x.dtype).to(x.device)
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_Q or W_K times the gain, its columns without their mean where the norm is centred."""
+        """Return W_Q or W_K times the norm's gain; a centred norm first removes the mean over a head's columns."""
         weight = self._without_mean(weight)
         if self.gain is None:
             return weight
         return weight * self._gain_of(len(weight)).to(weight.dtype).to(weight.device)[..., None, :]
 
     def of_heads(self, heads: list[int] | slice) -> "QueryKeyNorm":
-        """Return the norm of some of the heads, in the given order. A mean over all heads still needs all of them."""
+        """Return the norm with the gains of these heads, in the given order.
+
+        A mean over heads still needs all heads.
+        """
         if self.gain is None or self.gain.ndim == 1:
             return self
         return replace(self, gain=self.gain[heads])
 
     def _without_mean(self, x: Tensor) -> Tensor:
+        """Return x minus the mean of its last axis if the norm is centred."""
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def _gain_of(self, n_heads: int) -> Tensor:
+        """Return the gain for `n_heads` heads, repeated if several query heads share a key/value head."""
         assert self.gain is not None
         if self.gain.ndim == 1:
             return self.gain
@@ -173,7 +195,10 @@ class QueryKeyNorm(Castable):
 
 
 def is_centred(rows: Tensor, eps: float) -> bool:
-    """Return whether the mean over the last axis is zero in every row, up to the rounding of a type."""
+    """Return True if the mean over the last axis is zero in every row, up to rounding.
+
+    eps: resolution of the stored type.
+    """
     rows = double(rows)
     sizes = rows.square().mean(-1)
     rows, sizes = rows[sizes > 0], sizes[sizes > 0]

@@ -1,7 +1,7 @@
-"""What a reader gives: the functions by which a view reads one kind of model.
+"""The functions by which a view reads one kind of model.
 
-`bridge` reads a TransformerBridge, `hooked_transformer` a HookedTransformer. Each is a module that defines all of these
-functions. A third kind of model needs a third module, a name in `READERS` (`view.py`), and nothing else.
+The module `bridge` defines them for a TransformerBridge, the module `hooked_transformer` for a HookedTransformer. A
+third kind of model needs only a third module and its name in `READERS` (`view.py`).
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from tlspectral.models.reading.norms import MlpInput, Normalization
 
 @runtime_checkable
 class Reader(Protocol):
-    """Functions of a module that reads one kind of model. `model` is the model itself, `layer` counts from 0.
+    """Functions of a module that reads one kind of model. `model` is the model itself; `layer` counts from 0.
 
-    A layer or norm that cannot be read raises UnsupportedArchitecture; weights that cannot be read raise BadWeights.
+    They raise UnsupportedArchitecture for a layer or norm that is not supported, and BadWeights for unreadable weights.
     """
 
     # --- weights of a layer ---
 
     def read_attention(self, model: Any, layer: int) -> RawAttention:
-        """Return the attention parameters of one layer, as the model holds them."""
+        """Return the attention parameters of one layer as a `RawAttention`, as the model holds them."""
         ...
 
     def read_output(self, model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-        """Return b_O, the norm behind the attention, and the factor on what its heads add to the stream."""
+        """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of a layer."""
         ...
 
     def read_mlp_input(self, model: Any, layer: int) -> MlpInput:
-        """Return the hook point at which the MLP of a layer reads, and the norm in front of that point."""
+        """Return, as `MlpInput`, the hook point of a layer's MLP input and the norm between stream and point."""
         ...
 
     def final_normalization(self, model: Any) -> Normalization:
-        """Return the norm in front of the unembedding."""
+        """Return the norm before the unembedding; `NO_NORM` if the model has none."""
         ...
 
     # --- positions and masks ---
@@ -43,42 +43,52 @@ class Reader(Protocol):
     def rotary_tables(
         self, model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the scaled (cos, sin) that a layer applied in a run, each [(batch,) pos, columns]; None without."""
+        """Return the scaled (cos, sin) of a layer in a run, each [(batch,) pos, columns]; None without tables.
+
+        captured: activations of the run, from hook point name to tensor.
+        """
         ...
 
     def frequency_switch(self, model: Any, n_positions: int) -> int | None:
-        """Return the largest length below `n_positions` past which rotary frequencies change; None without."""
+        """Return the largest prompt length below `n_positions` past which the model uses other rotary frequencies.
+
+        None if the frequencies do not change up to `n_positions`.
+        """
         ...
 
     def seen_keys(self, model: Any, layer: int, n_positions: int) -> Tensor:
-        """Return which keys each query may see, [pos, pos], by causality and the layer's window."""
+        """Return a bool tensor [query, key]: which keys each query may see, by causality and the layer's window."""
         ...
 
     def selected_keys(self, model: Any, layer: int) -> int | None:
-        """Return how many of the seen keys an indexer picks for each query; None without an indexer."""
+        """Return how many of the visible keys an indexer picks for each query; None without an indexer."""
         ...
 
     def unmasked(self, model: Any, layer: int, scores: Tensor) -> Tensor:
-        """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+        """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+
+        scores: some or all scores that the layer's hook point shows.
+        """
         ...
 
     # --- key/value caches ---
 
     def prefill_cache(self, model: Any, tokens: Tensor) -> Any:
-        """Run the model on `tokens` [batch, pos] and return its key/value cache; None where it keeps none."""
+        """Run the model on `tokens` [batch, pos] and return its key/value cache; None if it keeps none."""
         ...
 
     def joined_caches(self, caches: list[Any]) -> Any:
-        """Return one cache with the rows of several; None where a layer keeps more than keys and values."""
+        """Return one cache with the rows of all caches; None if a layer keeps more than keys and values."""
         ...
 
     def cache_bytes(self, cache: Any) -> int:
-        """Return the size of the keys and values of all rows of a cache, in bytes."""
+        """Return the size in bytes of a cache's keys and values, all rows together."""
         ...
 
     def continued_logits(self, model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
-        """Return logits of tokens that follow cached ones; `rows` names the row of the cache for each row of tokens.
+        """Return logits of `tokens` that continue cached prompts.
 
-        `alive` says by layer how many of the rows, the first ones, it runs.
+        rows: for each row of `tokens`, the row of the cache that it continues.
+        alive: for each layer, how many rows it runs, counted from the first.
         """
         ...

@@ -1,7 +1,7 @@
-"""What differs in the attention of single models, by the class of the module that a bridge wraps.
+"""Peculiarities of single models' attention, by the class of the wrapped module.
 
-Everything else that readers know of a model they ask its module or config by attribute. A new model whose attention
-differs in a way that no attribute tells gets a row in `SPECIAL_ATTENTION`.
+Readers find everything else by an attribute of a module or config. If no attribute tells a new model's peculiarity, add
+a row to `SPECIAL_ATTENTION`.
 """
 
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpecialAttention:
-    """What differs in the attention of one model; None and False where it is as elsewhere.
+    """Peculiarities of one model's attention; None or False: as in other models.
 
     Functions take the attention module that the bridge wraps.
 
     Attributes:
-        rotates: whether a layer rotates queries and keys. Elsewhere `use_rope` says so, where a module has it.
-        rotation: `"negative"`: pairs turn by the negative angle. `"complex"`: complex numbers are rotated, past any
-            hook point.
-        adjacent_pairs: columns (0, 1), (2, 3), ... form rotary pairs.
-        stored_tables: cos and sin, [pos, pairs], that the module keeps for adjacent pairs.
-        score_scale: the factor on scores, of a module without an attribute that states it.
-        softcap: the softcap of scores, 0 for none. Elsewhere `attn_logit_softcapping`.
-        masked_score: what a masked score is. Elsewhere the smallest number of the scores' type.
+        rotates: whether a layer rotates queries and keys. Default: the module's `use_rope`, if it has one.
+        rotation: "negative" if pairs turn by the negative angle; "complex" if complex numbers are rotated, which no
+            hook point shows.
+        adjacent_pairs: columns (0, 1), (2, 3), ... are the rotary pairs.
+        stored_tables: returns cos and sin, [pos, pairs], that the module stores for adjacent pairs.
+        score_scale: returns the factor on scores, for a module without an attribute that states it.
+        softcap: returns the softcap of scores, 0 for none. Default: `attn_logit_softcapping`.
+        masked_score: returns the value of a masked score. Default: the smallest number of the scores' type.
         own_projections: weights are read from the module, because its bridge does not hold them by head.
-        encoder: the attention of an encoder that is read.
-        refused_alibi, refused_softcap: why a model with ALiBi, or with a softcap, is not read. `{softcap}` stands for
-            its value.
+        encoder: it is the attention of a supported encoder.
+        refused_alibi: reason why the model is not supported with ALiBi.
+        refused_softcap: reason why it is not supported with a softcap; `{softcap}` stands for the value.
     """
 
     rotates: Callable[[Any], bool] | None = None
@@ -50,7 +50,7 @@ class SpecialAttention:
 SPECIAL_ATTENTION: dict[str, SpecialAttention] = {
     "AfmoeAttention": SpecialAttention(rotates=lambda module: module.is_local_attention),
     "BertAttention": SpecialAttention(encoder=True),
-    # It divides its scores after the mask, which is of the type of its weights.
+    # It divides its scores after adding the mask, which has the type of the weights.
     "CodeGenAttention": SpecialAttention(
         masked_score=lambda module: torch.finfo(module.qkv_proj.weight.dtype).min / float(module.scale_attn)
     ),
@@ -59,19 +59,19 @@ SPECIAL_ATTENTION: dict[str, SpecialAttention] = {
     "Exaone4Attention": SpecialAttention(rotates=lambda module: module.sliding_window is None or module.is_sliding),
     "FalconAttention": SpecialAttention(
         refused_alibi="Falcon with ALiBi; under eager attention, which shows scores, transformers adds the bias twice, "
-        "so the attention seen is not that of the published model"
+        "so its attention differs from the published model's"
     ),
     "GPTNeoSelfAttention": SpecialAttention(score_scale=lambda module: 1.0),  # it does not divide its scores
     "Gemma3Attention": SpecialAttention(
         refused_softcap="Gemma 3 with attn_logit_softcapping={softcap}, which transformers ignores and the bridge of "
-        "TransformerLens applies, so the attention seen is not that of transformers' model; set it to null in "
-        "config.json if the model was trained without it"
+        "TransformerLens applies, so the two compute different attention; set it to null in config.json if the model "
+        "was trained without it"
     ),
     "Gemma4": SpecialAttention(own_projections=True),
     "GlmMoeDsa": SpecialAttention(adjacent_pairs=True),
     "Llama4": SpecialAttention(rotation="complex", adjacent_pairs=True),
     "NanoChatAttention": SpecialAttention(rotation="negative"),
-    # Of a model made by `boot_native`. It keeps each cos and sin twice; a softcap of -1 stands for none.
+    # Models made by `boot_native`. They store each cos and sin twice; a softcap of -1 means none.
     "NativeAttention": SpecialAttention(
         score_scale=lambda module: 1.0 / float(module.scale),
         softcap=lambda module: max(0.0, float(module.attn_scores_soft_cap)),
@@ -79,22 +79,26 @@ SPECIAL_ATTENTION: dict[str, SpecialAttention] = {
     ),
     "RobertaAttention": SpecialAttention(encoder=True),
 }
-"""The models whose attention differs, by the beginning of the class name of the wrapped module."""
+"""From the beginning of the wrapped module's class name to the peculiarities of its attention."""
 
 NORMS_ON_STREAM = ("OpenAIGPTLMHeadModel",)
-"""Architectures with norms that act on the residual stream itself, although their config does not say so."""
+"""Architectures whose norms act on the residual stream itself, although their config does not say so."""
 
 NORMS_BEHIND = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-"""Architectures whose HookedTransformer has the norm behind the attention as `ln1`, and behind the MLP as `ln2`."""
+"""Architectures whose HookedTransformer has `ln1` after the attention and `ln2` after the MLP."""
 
 _ORDINARY = SpecialAttention()
 
 
 def special_attention(wrapped: Any) -> SpecialAttention:
-    """Return the row of an attention module, one without differences where the table has none."""
+    """Return the `SpecialAttention` for the class of an attention module of transformers.
+
+    Classes that are not in the table have no peculiarities.
+    """
     return _row(type(wrapped).__name__)
 
 
 @cache  # hooks ask at every pass
 def _row(name: str) -> SpecialAttention:
+    """Return the `SpecialAttention` for the class name of an attention module; default: no peculiarities."""
     return next((case for start, case in SPECIAL_ATTENTION.items() if name.startswith(start)), _ORDINARY)

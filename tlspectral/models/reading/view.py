@@ -1,4 +1,4 @@
-"""The view of a model: where it came from, its layers one by one, and runs with hooks."""
+"""The view of a model: its origin, its layers, and runs with hooks."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +12,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
-from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture, not_a, shown
+from tlspectral.errors import kind_of as kind_of_argument
 from tlspectral.models.hooking.exclusive import modules_of
 from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
@@ -46,7 +47,7 @@ from tlspectral.models.reading.reader import Reader
 from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, named_heads, which_exist
 
 READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
-"""The module of this room that reads each kind of model."""
+"""The module that reads each kind of model, by its backend."""
 
 _PLAIN = (bool, int, float, str)
 _marks = count()
@@ -54,12 +55,17 @@ _marks = count()
 
 @dataclass(eq=False)
 class AttentionView:
-    """A model's attention layers, read alike on every backend. Weights are copied only when a layer is asked for.
+    """A model's attention layers, with the same methods for every backend. Weights are copied only on request.
 
-    The model, a TransformerBridge or HookedTransformer, is never changed. `n_ctx` is the longest prompt. `kept` holds
-    the layers that were read, by number and by whether gradients are recorded, while `measured` is open; None
-    otherwise: a layer is then read each time that it is asked for, since the model may have changed. `sums` are those
-    of its weights, by which `kept_digest` sees changes, for as long.
+    `attention_view(model)` makes it, or `with measured(model) as view`.
+
+    model: TransformerBridge or HookedTransformer; it is never changed.
+    backend: "bridge" or "hooked".
+    n_layers, d_model, d_vocab: sizes of the model.
+    n_ctx: longest prompt in tokens.
+    kept: layers read so far, by (layer, gradients recorded), while `measured` is open. None otherwise: every request
+    then reads the layer again, because the model may have changed.
+    sums: sums of weights by which `kept_digest` notices changes, while `measured` is open.
     """
 
     model: Any = field(repr=False)
@@ -82,11 +88,12 @@ class AttentionView:
 
     @property
     def reader(self) -> Reader:
-        """The functions that read this kind of model."""
+        """The module with the functions that read this kind of model."""
         return READERS[self.backend]
 
     @property
     def _spectral_geometry(self) -> Callable[..., RotaryGeometry | None] | None:
+        """Function from layer to rotary geometry of a model with learnable rotary positions; None for other models."""
         return getattr(self.model, "spectral_geometry", None)
 
     @property
@@ -96,25 +103,25 @@ class AttentionView:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where the model came from: `model`, `revision`, `backend`, and what else `load_model` recorded.
+        """Origin of the model: a dict with `model`, `revision`, `backend` and everything else `load_model` recorded.
 
-        `user_hooks`: how much of the user's acts in the model now, by hook point, module or where else it stands, if
-        there is anything: hooks, those of all modules included, replaced forwards and modules, parametrized weights.
-        `skipped_layers`: `layer, kind, reason` of each layer without heads that can be read, if there are any.
+        Two keys are present only if they apply. `user_hooks`: from hook point, module or other place to the number of
+        the user's hooks and changes there (hooks, replaced forwards and modules, parametrized weights).
+        `skipped_layers`: `layer, kind, reason` of each layer whose heads cannot be read.
         """
         name = getattr(self.model.cfg, "model_name", None)
         known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
-        others = {"user_hooks": user_hooks(self.model), "skipped_layers": [one._asdict() for one in self.skipped]}
-        return {**known, "backend": self.backend, **{name: value for name, value in others.items() if value}}
+        further = {"user_hooks": user_hooks(self.model), "skipped_layers": [skip._asdict() for skip in self.skipped]}
+        return {**known, "backend": self.backend, **{name: value for name, value in further.items() if value}}
 
     @property
     def skipped(self) -> list[SkippedLayer]:
-        """Layers without heads that can be read: the state-space layers of a hybrid, for one."""
+        """Layers whose heads cannot be read, such as the state-space layers of a hybrid model."""
         return self._found[0]
 
     @cached_property
     def _found(self) -> tuple[list[SkippedLayer], dict[int, int]]:
-        """The layers without heads that can be read, and the number of query heads of the others."""
+        """The layers whose heads cannot be read, and a dict from each other layer to its number of query heads."""
         n_heads: dict[int, int] = {}
 
         def read(index: int) -> None:
@@ -124,47 +131,54 @@ class AttentionView:
 
     @cached_property
     def hook_points(self) -> dict[str, Any]:
-        """The hook points by name. Looked up once, since a bridge collects them anew each time it is asked."""
+        """The hook points of the model, a dict from name to module.
+
+        A bridge collects it anew at every request; this is kept.
+        """
         return self.model.hook_dict
 
     def hooks_on(self, hooks: Iterable[Hook]) -> AbstractContextManager[None]:
-        """Put hooks on the model until the context ends, see `threads.hooks_on`."""
+        """Place hooks on the model, for this thread only, until the `with` block ends.
+
+        hooks: pairs of hook point name and function of (activation, hook point). Raises EditNotHonored if another
+        thread runs the model, or if a hook is removed early.
+        """
         return hooks_on(self.model, self.hook_points, hooks)
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers as the model holds them, in the order of their numbers."""
+        """The layers of the model as a list of `Block`, in the order of their numbers."""
         return blocks_of(self.model)
 
     @property
     def has_embedding_norm(self) -> bool:
-        """Whether a norm stands behind the embedding, as in BLOOM."""
+        """True if a norm follows the embedding, as in BLOOM."""
         return hasattr(self.model, "embed_ln") or bool(getattr(self.model.cfg, "post_embedding_ln", False))
 
     @cached_property
     def layers(self) -> list[int]:
-        """Layers whose heads can be read. Raises UnsupportedArchitecture for a model without one."""
+        """Indices of the layers whose heads can be read. Raises UnsupportedArchitecture if there are none."""
         return read_layers(self.n_layers, self.skipped)
 
     @property
     def start_token(self) -> int:
-        """Id that opens a detector sequence: BOS, else EOS, else 0; in an encoder CLS."""
+        """Token id that opens a detector sequence: BOS, else EOS, else 0; CLS in an encoder."""
         tokenizer = getattr(self.model, "tokenizer", None)
         names = ("bos_token_id", "eos_token_id") if self.causal else ("cls_token_id",)
-        found = (getattr(tokenizer, name, None) for name in names)
-        return int(next((one for one in found if one is not None), 0))
+        ids = (getattr(tokenizer, name, None) for name in names)
+        return int(next((token for token in ids if token is not None), 0))
 
     def raw(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as the model holds them.
+        """Return the parameters of one layer as a `RawAttention`, as the model holds them.
 
-        Raises BadHead for no such layer, UnsupportedArchitecture for one that cannot be read.
-
-        The rotary geometry of a model with learnable rotary positions is what its method `spectral_geometry` returns.
+        For a model with learnable rotary positions, the rotary geometry comes from its method `spectral_geometry`.
+        Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read.
         """
         raw = self._stored(index)
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def _stored(self, index: int) -> RawAttention:
+        """Return the parameters of one layer as stored, from memory if `measured` is open."""
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
         if self.kept is None:
@@ -175,16 +189,17 @@ class AttentionView:
         return self.kept[key]
 
     def layer(self, index: int) -> AttentionLayer:
-        """Return the query-key side of one layer, folded in float64 on the CPU.
+        """Return the query and key weights of one layer as an `AttentionLayer`: norms folded in, float64 on the CPU.
 
-        Raises BadHead for no such layer; UnsupportedArchitecture, BadWeights for one that cannot be read.
+        Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_attention(self.raw(index), index)
 
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-        """Return W_Q and W_K of some heads of a layer (None: all), folded or as stored, with gradients.
+        """Return W_Q, W_K and the rotary geometry of some heads of a layer, with gradients to the model's parameters.
 
-        Raises BadHead for no such layer; UnsupportedArchitecture for one that cannot be read, or not with gradients.
+        index: the layer. heads: None for all. folded: True folds norms in. Raises BadHead if the layer does not exist;
+        UnsupportedArchitecture if it cannot be read, or only as a copy without gradients.
         """
         raw = self._stored(index)
         if folded and self._spectral_geometry is not None:
@@ -195,7 +210,11 @@ class AttentionView:
         return factors
 
     def _require_gradient(self, weight: Tensor, index: int, role: str) -> None:
-        """Refuse a weight without gradient, unless it is a frozen parameter or the attention has no trainable one."""
+        """Raise UnsupportedArchitecture if a weight passes no gradient although the layer's attention is trainable.
+
+        A frozen parameter passes, and so does an attention without trainable parameters. index: the layer. role: name
+        of the weight, such as "W_Q", for the message.
+        """
         if weight.requires_grad or not torch.is_grad_enabled():
             return
         trainable = {True: [], False: []}
@@ -208,24 +227,27 @@ class AttentionView:
             )
 
     def output(self, index: int) -> OutputFactors:
-        """Return the value and output weights of one layer, folded in float64 on the CPU.
+        """Return the value and output weights of one layer as `OutputFactors`: norms folded in, float64 on the CPU.
 
-        Raises BadHead for no such layer; UnsupportedArchitecture, BadWeights for one that cannot be read.
+        Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_output(self.raw(index), index)
 
     def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
-        """Return what follows W_O in a layer: b_O, the norm behind the attention, a factor on what the layer adds.
+        """Return (b_O, norm after the attention, factor on what the layer adds) of a layer.
 
-        Raises BadHead for no such layer, UnsupportedArchitecture for a norm that cannot be read.
+        b_O: bias after W_O, None without one. Raises BadHead if the layer does not exist, UnsupportedArchitecture for
+        an unsupported norm.
         """
         self._stored(index)
         return self.reader.read_output(self.model, index)
 
     def mlp_input(self, index: int) -> MlpInput | None:
-        """Return where a layer shows what its MLP reads, by its name in the model; None without an MLP.
+        """Return, as `MlpInput`, the hook point (full name) of a layer's MLP input and the norm before it; or None.
 
-        Raises UnsupportedArchitecture for a norm that cannot be read, or without such a hook point.
+        None: the layer has no MLP.
+
+        Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
         """
         name, block = self.blocks[index]
         if block._modules.get("mlp") is None:
@@ -234,20 +256,21 @@ class AttentionView:
         return MlpInput(f"{name}.{point}", norm)
 
     def attention_factor(self, index: int) -> float:
-        """Return the factor between what passes `attention_out` and what the layer adds: 1, but in Falcon-H1."""
+        """Return the factor from the activation at `attention_out` to what the layer adds; 1 except in Falcon-H1."""
         wrapped = getattr(self.blocks[index].module, "original_component", None)
         return float(getattr(wrapped, "attn_out_multiplier", 1.0))
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises BadHead for no such layer."""
+        """Return the number of query heads of a layer. Raises BadHead if the layer does not exist."""
         known = self.__dict__.get("_found")  # one layer alone is read where not all have been
         return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
     def rotary(self, index: int) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer, None where it has no rotary positions. Raises BadHead for no layer.
+        """Return the rotary geometry of a layer, None without rotary positions.
 
-        Raises ScoreMismatch for a layer whose pairs do not rotate by one angle per token. What needs no frequencies,
-        such as an ablation that takes cos and sin from the run, reads `layer(index).rotary` instead.
+        Code that needs no frequencies, such as an ablation that takes cos and sin from the run, reads
+        `raw(index).rotary` instead. Raises BadHead if the layer does not exist, and ScoreMismatch if its pairs do not
+        rotate by one angle per token.
         """
         rotary = self.raw(index).rotary
         if rotary is not None and rotary.mismatch is not None:
@@ -255,14 +278,14 @@ class AttentionView:
         return rotary
 
     def writes_more(self, index: int) -> bool:
-        """Return whether a layer writes more than its heads and its MLP do: a mixer (`"L2MIX"`), or an unnamed MLP."""
+        """Return True if a layer has a writer besides heads and MLP: mixer (`"L2MIX"`) or MLP without hook point."""
         return writes_more(self.blocks[index].module)
 
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
+        """Return the scaled (cos, sin) that a layer applied in a run, [(batch,) pos, columns]; None if it shows none.
 
-        `captured` is what `capture_until` returns. Tables of a spectral layer are per head and pair, [(batch,) heads,
-        pos, pairs].
+        index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook point name to
+        tensor. With learnable rotary positions the tables are [(batch,) heads, pos, pairs].
         """
         tables = self.reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
@@ -275,46 +298,49 @@ class AttentionView:
 
     @property
     def causal(self) -> bool:
-        """Whether a query sees no later token; False for an encoder."""
+        """True if no query sees a later token; False for an encoder."""
         return self.backend != "bridge" or not is_encoder(self.model)
 
     @property
     def tokens_point(self) -> str:
-        """Name of the hook point that token ids pass; where there is none for them, the point of their embeddings."""
+        """Name of the hook point that token ids pass, else the hook point of their embeddings."""
         return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
 
     def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
-        """Return what passes `tokens_point` in a run of these token ids, in front of the user's hooks."""
+        """Return the activation at `tokens_point` for these token ids, before hooks of the user: ids or embeddings."""
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return the names of a layer's hook points by what passes there; `reading/blocks.py` has a picture."""
+        """Return a dict from what a hook point of a layer shows ("query") to its name ("blocks.0.attn.hook_q")."""
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
         """Return W_E [d_vocab, d_model] as stored.
 
-        Raises UnsupportedArchitecture for a projection between it and the residual stream (OPT 350M).
+        Raises UnsupportedArchitecture if a projection stands between W_E and the residual stream (OPT 350M).
         """
         w_e = self.model.W_E
         if w_e.shape[-1] != self.d_model:
             raise UnsupportedArchitecture(
-                f"the embedding W_E has {w_e.shape[-1]} columns and the residual stream {self.d_model}: the projection "
-                "between them is not modelled. From a folder or a hub name, detectors=False gives the columns that "
-                "need no embedding"
+                f"the embedding W_E has {w_e.shape[-1]} columns and the residual stream {self.d_model}: a projection "
+                "between them is not supported. analyze_heads(folder or hub name, detectors=False) gives the columns "
+                "that need no embedding"
             )
         return w_e
 
     def unembedding(self) -> tuple[Tensor, Normalization]:
-        """Return W_U [d_model, d_vocab] as stored, and the norm in front of it. An encoder's is refused."""
-        require_causal(self, "it has no W_U that reads the residual stream without a nonlinear layer between")
+        """Return W_U [d_model, d_vocab] as stored, and the norm before it.
+
+        Raises UnsupportedArchitecture for an encoder.
+        """
+        require_causal(self, "between its residual stream and W_U stands a nonlinear layer")
         return self.model.W_U, self.reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of all parameters of the model, shapes and types included, the same on both lines.
+        """Return the SHA-256 (hex) of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
 
-        A bias of zeros does not count, as TransformerLens 3.9 gives an unembedding one that the model has not; nor does
-        how deep a bridge has wrapped a component.
+        Zero biases do not count, because TransformerLens 3.9 adds one to an unembedding that has none. The depth at
+        which a bridge wraps a module does not count either.
         """
         weights = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
 
@@ -326,24 +352,24 @@ class AttentionView:
         return kept_digest(self.model, tuple(weights), weights.values(), make, self.sums)
 
     def state(self) -> Hashable:
-        """Return a value that changes when the model's own forward pass can have changed; compare it with `==`.
+        """Return a value that differs (`!=`) from an earlier one if the model's forward pass can have changed.
 
-        It covers all parameters and buffers, compared as in `kept_digest`, and of each module its class and the
-        numbers, flags and strings that it and its configuration hold. Hooks are not covered: see `acting_on`.
+        It covers all parameters and buffers, and for each module its class and the numbers, flags and strings of module
+        and config. Hooks are not covered: see `acting_on`.
         """
         modules = modules_of(self.model)
-        tensors = {id(value): value for each in modules for held in (each._parameters, each._buffers)
+        tensors = {id(value): value for part in modules for held in (part._parameters, part._buffers)
                    for value in held.values() if value is not None}  # fmt: skip
-        configs = {id(value): value for each in modules for value in (vars(each).get("config"), vars(each).get("cfg"))
+        configs = {id(value): value for part in modules for value in (vars(part).get("config"), vars(part).get("cfg"))
                    if hasattr(value, "__dict__")}  # fmt: skip
         plain = tuple(
-            (type(each), *(item for item in vars(each).items() if type(item[1]) in _PLAIN and item[0] != "training"))
-            for each in (*modules, *configs.values())
+            (type(part), *(item for item in vars(part).items() if type(item[1]) in _PLAIN and item[0] != "training"))
+            for part in (*modules, *configs.values())
         )
         return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
 
     def ends_digest(self) -> str:
-        """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
+        """Return the SHA-256 (hex) of embedding, unembedding and final norm as stored; encoder: of the embedding."""
         w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
         ends = {"W_E": self.embedding(), "W_U": w_u, "final norm gain": norm.gain}
 
@@ -355,9 +381,10 @@ class AttentionView:
         return kept_digest(self.model, "ends", ends.values(), make, self.sums)
 
     def layer_digest(self, index: int) -> str:
-        """Return the SHA-256 of a layer's query-key side as stored, then the SHA-256 of its values and output.
+        """Return the two SHA-256 (hex) of a layer, joined: of its query and key weights as stored, then of W_V and W_O.
 
-        Raises as `raw`, and BadWeights for a weight on the meta device.
+        Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read, BadWeights for a
+        weight on the meta device.
         """
         sides = enumerate(hashed_sides(self.raw(index)))
         return "".join(
@@ -365,11 +392,13 @@ class AttentionView:
         )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
-        """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
+        """Return the origin of the model for a table's `attrs`, a dict: `source`, and hashes of weights by layer.
 
-        A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
-        Skipped layers have none, nor has a model of which no head table can be made. `processing`: the table's numbers
-        also follow TransformerLens' weight processing, and what that left is recorded.
+        A layer's hash covers its attention weights, input norm, embedding, unembedding and final norm, as stored.
+        Skipped layers have no hash, and neither has a model from which no head table can be made.
+
+        layers: None for all. processing: True adds two flags about TransformerLens' weight processing (`processing`),
+        for tables whose numbers depend on it.
         """
         try:
             ends = self.ends_digest()
@@ -382,10 +411,10 @@ class AttentionView:
 
     @property
     def processing(self) -> dict[str, bool]:
-        """What TransformerLens' weight processing left, as its first layer with heads shows.
+        """What TransformerLens' weight processing left, as two flags, judged by the first layer with heads.
 
-        `value_biases`: some head has a bias of values, which `fold_value_biases` moves into the bias of the layer's
-        output. `centred_writes`: what heads write has mean zero over d_model, as under `center_writing_weights`.
+        `value_biases`: some head has a bias of values (`fold_value_biases` would move it into the bias of the layer's
+        output). `centred_writes`: what heads write has mean zero over d_model, as after `center_writing_weights`.
         """
         raw = self.raw(next(iter(self.layers)))  # a model is processed as a whole
         return {
@@ -394,22 +423,42 @@ class AttentionView:
         }
 
     def position_embedding(self) -> Tensor | None:
-        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
+        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None for other models."""
         if self.model.cfg.positional_embedding_type != "standard":
             return None
         return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
 
 
 def attention_view(model: Any) -> AttentionView:
-    """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
+    """Return an `AttentionView`: the attention layers of a model, with the same methods for every kind of model.
 
-    Raises TypeError for another object, UnsupportedArchitecture for a bridge of an encoder with a decoder, and for a
-    model whose config says that its layers run several times in one pass.
+    Use it to look at weights of single layers. To measure a model, open it by `measured`, which reads each layer once.
+
+    >>> import tlspectral as tls
+    >>> from tlspectral.models.reading import attention_view
+    >>> view = attention_view(tls.load_model("tiny-rope"))
+    >>> view
+    AttentionView(tiny-rope, bridge: 2 layers, d_model 64, d_vocab 32, n_ctx 128)
+    >>> view.layer(0).w_q.shape
+    torch.Size([4, 64, 16])
+
+    Args:
+        model: TransformerBridge or HookedTransformer, however loaded, folded or raw.
+
+    Returns:
+        The view, which reads weights when a method asks for them. `.layer(0)`: W_Q and W_K of layer 0, norms folded in,
+        in float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
+
+    Raises:
+        TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
+        UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
+            pass.
     """
     if getattr(model, "only_weights", False):
         raise TypeError(
-            f"{model} holds the files of weights, which analyze_heads reads layer by layer, and no model that runs: "
-            "load it with load_model, without weights='files'"
+            f"{shown(model)} holds the files of weights for analyze_heads, not a model that runs: load it with "
+            "load_model, without weights='files'"
         )
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
@@ -417,14 +466,16 @@ def attention_view(model: Any) -> AttentionView:
         if not blocks_of(model):
             lists = ", ".join(name for name in model.adapter.component_mapping if "block" in name) or "none"
             raise UnsupportedArchitecture(
-                f"{type(model.original_model).__name__} has no list of layers that is read (its lists: {lists})"
+                f"{type(model.original_model).__name__} has no list of layers that is read (its lists: {lists}): load "
+                "a model with one stack of decoder layers"
             )
     elif hasattr(model, "blocks") and hasattr(model, "cfg") and hasattr(model, "run_with_hooks"):
         backend = "hooked"
     else:
+        mistaken = "" if kind_of_argument(model) in ("", "a model") else f"{not_a(model, 'a model')}; a "
         raise TypeError(
-            f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer; "
-            "make one with tlspectral.load_model, of a name or of a model of transformers"
+            f"{mistaken}{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
+            "tlspectral.load_model(...), which takes a name or a model of transformers"
         )
     cfg = model.cfg
     return AttentionView(
@@ -439,14 +490,31 @@ def attention_view(model: Any) -> AttentionView:
 
 @contextmanager
 def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
-    """Open a measurement: yield the `AttentionView` of a model, which reads the weights of each layer once.
+    """Open a model for a measurement: yield its `AttentionView`, which reads the weights of each layer only once.
 
-        with measured(model) as view:
-            chosen = heads_by_layer(view, heads)
+    Use it in a function of your own that measures a model. Nothing in the block may change the weights.
 
-    Nothing in the block may change the weights. With `report_hooks` a warning lists the hooks that a user left on the
-    model, because they change the numbers. Give False for a measurement that does not run the model, and in `evaluate`,
-    whose value is meant to include the caller's hooks. Raises as `attention_view`.
+    >>> import tlspectral as tls
+    >>> from tlspectral.models.reading import measured
+    >>> with measured(tls.load_model("tiny-rope")) as view:
+    ...     view.layer(1).n_heads
+    4
+
+    Args:
+        model: TransformerBridge or HookedTransformer.
+        report_hooks: True (default) warns of hooks that a user left on the model, because they change the numbers. Give
+            False if the measurement does not run the model, or if it is meant to include the hooks (as `evaluate`
+            does).
+
+    Returns:
+        A context manager that yields the `AttentionView`. `.layer(0)`: W_Q and W_K of layer 0, norms folded in, in
+        float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
+
+    Raises:
+        TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
+        UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
+            pass.
     """
     view = attention_view(model)
     if report_hooks:
@@ -459,26 +527,30 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield chunks of an embedding along its vocabulary axis, in float64; it is never copied whole.
+    """Yield an embedding in float64 in chunks along its vocabulary axis; it is never copied whole.
 
-    They are on the embedding's device, or on the CPU if the device has no float64. Products of a large vocabulary take
-    minutes on one thread, and a part of a second on a card.
+    axis: the vocabulary axis. size: tokens of a chunk. The chunks are on the embedding's device if it has float64, else
+    on the CPU, where products of a large vocabulary take minutes on one thread.
     """
     for chunk in weight.detach().split(size, dim=axis):
         yield in_float64(chunk)
 
 
 def require_causal(view: AttentionView, why: str) -> None:
-    """Refuse an encoder where only a decoder has an answer, with the reason. Raises UnsupportedArchitecture."""
+    """Raise UnsupportedArchitecture if the model of a view is an encoder. why: the reason, the end of the message."""
     if not view.causal:
-        raise UnsupportedArchitecture(f"{view.source['model']} is an encoder, whose tokens see later ones too: {why}")
+        raise UnsupportedArchitecture(
+            f"{view.source['model']} is an encoder, in which tokens also see later tokens; a decoder is needed here: "
+            f"{why}"
+        )
 
 
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
-    """Return the chosen heads by layer (None: all), layers and heads sorted, each head once; "L5" is all of a layer.
+    """Return the chosen heads as a dict from layer to a list of heads, all sorted, without duplicates.
 
-    `view` is an `AttentionView`, or `WeightFiles`.
-    Raises BadHead for a layer or head that does not exist, or heads in no form of `Heads`.
+    view: an `AttentionView` or `WeightFiles`. heads: names such as "L5H1", (layer, head), "L5" for every head of layer
+    5, or a list of these; None: all heads. Raises BadHead if a layer or head does not exist, or if `heads` has another
+    form.
     """
     if heads is None:
         return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
@@ -486,21 +558,25 @@ def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
     for layer, head in named_heads(heads):
         index = from_end(layer, view.n_layers)
         if index is None:
-            called = f"L{layer}" if head is None else head_name(layer, head)
-            raise BadHead(f"{called} does not exist: the model has layers {which_exist(layer, view.n_layers)}")
-        n_heads, own = view.n_heads(index), chosen.setdefault(index, set())
+            missing = f"L{layer}" if head is None else head_name(layer, head)
+            raise BadHead(f"{missing} does not exist: the model has layers {which_exist(layer, view.n_layers)}")
+        n_heads, wanted = view.n_heads(index), chosen.setdefault(index, set())
         if head is None:
-            own.update(range(n_heads))
+            wanted.update(range(n_heads))
             continue
         if (counted := from_end(head, n_heads)) is None:
             raise BadHead(
                 f"{head_name(layer, head)} does not exist: layer {index} has heads {which_exist(head, n_heads)}"
             )
-        own.add(counted)
+        wanted.add(counted)
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
 
 
 def one_head(view: Any, head: Head) -> tuple[int, int]:
-    """Return layer and head of one head, counted from 0 on. `view` and errors are as for `heads_by_layer`."""
+    """Return (layer, head) of one head, both counted from 0.
+
+    view: an `AttentionView` or `WeightFiles`. head: a name such as "L5H1", or (layer, head). Raises BadHead if it does
+    not exist.
+    """
     [(layer, [index])] = heads_by_layer(view, [head_pair(head)]).items()
     return layer, index

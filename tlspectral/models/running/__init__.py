@@ -1,1 +1,1 @@
-"""Runs of a model: prompts as token ids, padding, text, and runs of some layers alone."""
+"""Run a model: prompts as token ids, padding, text, and runs that compute only some layers."""

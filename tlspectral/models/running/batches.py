@@ -1,9 +1,8 @@
-"""Token ids of sequences in one tensor: filled up to one length, positions in them, and how many of them a pass takes.
+"""Sequences of token ids in one tensor: padding, positions, and how many rows a pass takes.
 
-How large a batch is follows from the device and all of its memory. What else lies in the memory is not asked, so that a
-batch is the same in every run on a device. Numbers of batches of other sizes differ by rounding alone. `attrs["batch"]`
-of a table says how many rows of tokens a pass had at most; it is no setting, and tables of different batches are
-compared and resumed.
+The batch size depends only on the device's total memory, not on what else is in memory, so it is the same in every run
+on a device. Numbers from batches of other sizes differ only by rounding. `attrs["batch"]` of a table records the
+largest number of rows of a pass. It is not a setting: tables of different batch sizes can be compared and resumed.
 """
 
 import hashlib
@@ -16,20 +15,20 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from tlspectral.containers import are_columns
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.given import numbers, whole
 
 TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
-"""Which tokens are real."""
+"""Which tokens are real (1 or True) and which are padding."""
 
 
 class Note(NamedTuple):
-    """What prompts became that a caller may not expect.
+    """A property of prompts that a caller may not expect.
 
     Attributes:
-        name, value: in the `prompt_notes` of a table's `attrs`.
-        message: of the warning.
+        name, value: as stored in `prompt_notes` of a table's `attrs`.
+        message: text of the warning.
     """
 
     name: str
@@ -39,7 +38,12 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Sequences of unequal length in one tensor, each from position 0 on and filled up with its last real token."""
+    """Sequences of unequal length in one tensor, each starting at position 0 and padded with its last real token.
+
+    tokens: token ids, on the CPU.
+    lengths: real tokens of each sequence.
+    notes: properties of the prompts that a caller may not expect.
+    """
 
     tokens: Int[Tensor, "sequences pos"]
     lengths: Int[Tensor, "sequences"]
@@ -48,70 +52,77 @@ class PackedTokens:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What a table's `attrs` hold of the prompts: `prompt_notes`, a dictionary, or nothing without notes."""
+        """The entry `prompt_notes` for a table's `attrs`, as a dict; empty without notes."""
         return {"prompt_notes": {note.name: note.value for note in self.notes}} if self.notes else {}
 
     @property
     def real(self) -> Bool[Tensor, "sequences pos"]:
-        """Which positions are tokens of their sequence, and not filling."""
+        """Bool mask of the positions that are real tokens, not padding."""
         return torch.arange(self.tokens.shape[1]) < self.lengths[:, None]
 
     @property
     def padded(self) -> bool:
-        """Whether some sequence is shorter than the others."""
+        """True if the sequences differ in length, so that some are padded."""
         return bool((self.lengths < self.tokens.shape[1]).any())
 
     def hashed(self, predicted: Any = "") -> str:
-        """Return a hash of the sequences and of the positions predicted in them."""
+        """Return a SHA-256 (hex) of the sequences and of `predicted`, the positions that are predicted in them."""
         described = f"{tuple(self.tokens.shape)}{self.lengths.tolist()}{predicted}"
         return hashlib.sha256(self.tokens.contiguous().numpy().tobytes() + described.encode()).hexdigest()
 
 
 def even_rows(tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Return sequences of one length, all of whose tokens are real."""
+    """Return sequences of one length as a `PackedTokens` without padding."""
     return PackedTokens(tokens.long(), torch.full((len(tokens),), tokens.shape[1]))
 
 
 def attention_positions(lengths: Int[Tensor, "sequences"], attention: Any) -> Int[Tensor, "sequences 2"] | None:
-    """Return query and key position of each sequence, counted from its first token; None without.
+    """Return the query and key position of each sequence, counted from its first token; None for None.
 
-    Raises as `positions_in`; ValueError for a key behind its query.
+    lengths: tokens of each sequence. attention: (query, key) for all sequences, or one such pair per sequence; negative
+    positions count from the end. Raises ValueError for a position outside a sequence or a key that comes after its
+    query, TypeError for anything but whole numbers.
     """
     if attention is None:
         return None
     pairs = _numbers(attention, "attention")
     if pairs.shape not in ((2,), (len(lengths), 2)):
         raise ValueError(
-            f"attention is a query and a key position per sequence, [{len(lengths)}, 2]; found shape "
-            f"{tuple(pairs.shape)}"
+            f"attention= has shape {tuple(pairs.shape)}: give a query and a key position, (query, key), or one such "
+            f"pair per sequence, [{len(lengths)}, 2]"
         )
     positions = positions_in(lengths, pairs, "attention")
     behind = (positions[:, 1] > positions[:, 0]).nonzero().flatten().tolist()
     if behind:
-        raise ValueError(f"attention of sequence {behind[0]}: its key comes after its query")
+        raise ValueError(f"attention of sequence {behind[0]}: its key comes after its query; give (query, key)")
     return positions
 
 
 def position_of(prompts: PackedTokens, at: Any, what: str = "at") -> Int[Tensor, "sequences"]:
-    """Return one position of each sequence, counted from its first token.
+    """Return one position for each sequence, counted from its first token.
 
-    `at` is a name of the task's positions; or a position for all sequences, or one for each, negative from its end.
-    Raises ValueError for a name that the task does not have, TypeError for no numbers; as `positions_in`.
+    prompts: the sequences. at: name of a position of the task; one position for all sequences; or one per sequence.
+    Negative positions count from the end. what: name of the argument, for messages. Raises ValueError for a name that
+    the task does not have or a position outside a prompt, TypeError for anything but whole numbers.
     """
     if isinstance(at, str):
         known = getattr(prompts, "positions", {})
         if at not in known:
-            names = f"names {', '.join(map(repr, known))}" if known else "names none"
-            raise ValueError(f"{what}={at!r} is no position of this task, which {names}: give Task(..., positions=)")
+            names = f"the task names {', '.join(map(repr, known))}" if known else "the task names no positions"
+            raise ValueError(f"{what}={shown(at)} is not a named position, {names}: give Task(..., positions=)")
         return known[at]
-    given = _numbers(at, what)
-    return positions_in(prompts.lengths, given.reshape(-1, 1) if given.ndim else given.reshape(1), what)[:, 0]
+    positions = _numbers(at, what)
+    return positions_in(prompts.lengths, positions.reshape(-1, 1) if positions.ndim else positions.reshape(1), what)[
+        :, 0
+    ]
 
 
 def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> Int[Tensor, "sequences chosen"]:
-    """Return positions counted from the first token of each sequence; negative ones count from its end.
+    """Return positions as a tensor [sequences, chosen], counted from the first token of each sequence.
 
-    Raises ValueError for a position that a prompt does not have, TypeError for no whole numbers; `what` names them.
+    lengths: tokens of each sequence. given: one position, a list for all sequences, or one row per sequence; negative
+    positions count from the end. what: name of the argument, for messages. Raises ValueError for a position outside a
+    prompt, TypeError for anything but whole numbers.
     """
     positions = _numbers(given, what)
     positions = positions[None] if positions.ndim == 0 else positions
@@ -120,45 +131,62 @@ def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> In
     if positions.ndim == 1:
         positions = positions.expand(len(lengths), -1)
     if len(positions) != len(lengths) or positions.shape[1] == 0:
-        raise ValueError(f"{what} has shape {tuple(positions.shape)} and there are {len(lengths)} prompts")
+        raise ValueError(
+            f"{what} has shape {tuple(positions.shape)} and there are {len(lengths)} prompts: give one list of "
+            "positions for all prompts, or one row per prompt"
+        )
     ends = lengths[:, None]
     wrong = ((positions >= ends) | (positions < -ends)).nonzero().tolist()
     if wrong:
         row, column = wrong[0]
         raise ValueError(
-            f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens"
+            f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens: "
+            f"give 0 to {int(lengths[row]) - 1}, or negative positions from the end"
         )
     return torch.where(positions < 0, positions + ends, positions).long().cpu()
 
 
 def probe_tokens(d_vocab: int, length: int) -> Int64[Tensor, "1 pos"]:
-    """Return a short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, of low ids."""
+    """Return a short prompt [1, length] of ids from the middle of the vocabulary.
+
+    TransformerLens masks padding tokens at the beginning of a prompt, which have low ids.
+    """
     return (d_vocab // 2 + torch.arange(length))[None] % d_vocab
 
 
 def positions_by_place(given: Any, what: str) -> Any:
-    """Return positions as an integer, a list or a list of lists. Raises TypeError for no whole numbers."""
+    """Return positions as an integer, a list or a list of lists, in the order in which their container has them.
+
+    given: a number, or a list, array, Series or tensor of numbers; labels are ignored. what: name of the argument, for
+    messages. Raises TypeError for anything but whole numbers.
+    """
     return _numbers(given, what).tolist()
 
 
 def _numbers(given: Any, what: str) -> Tensor:
+    """Return positions in any container as a tensor of whole numbers.
+
+    what: name of the argument, for messages. Raises TypeError for other values, and for a tuple of arrays, which has
+    two readings.
+    """
     if isinstance(given, tuple) and are_columns(given):
         raise TypeError(
-            f"{what} has two readings: a tuple of {len(given)} arrays or lists holds a column of positions in each, as "
-            "np.where returns them, or a row for each prompt. Write np.stack(columns, axis=1) for the first, a list of "
-            "lists for the second"
+            f"{what} has two readings: each of the {len(given)} arrays or lists in this tuple can be a column of "
+            "positions, as np.where returns them, or a row for one prompt. For columns give np.stack(columns, axis=1), "
+            "for rows a list of lists"
         )
     try:
-        found = numbers(given)
+        values = numbers(given)
     except (TypeError, ValueError) as error:
         raise _no_positions(given, what) from error
-    if not whole(found):
+    if not whole(values):
         raise _no_positions(given, what)
-    return found
+    return values
 
 
 def _no_positions(given: Any, what: str) -> TypeError:
-    return TypeError(f"{what} are whole numbers, one list for all prompts or a row per prompt; found {given!r}"[:200])
+    """Return the TypeError for values that are not positions. what: name of the argument."""
+    return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {shown(given)}")
 
 
 # --- how many sequences a pass takes ---
@@ -169,14 +197,14 @@ _Key = TypeVar("_Key")
 
 
 class Batch(NamedTuple):
-    """What a pass may hold on a device.
+    """What one pass may hold on a device.
 
     Attributes:
-        tokens: of all its rows together.
-        logits: numbers that are scored.
-        held: bytes of activations that are kept beside the model's own, of which a run has up to three copies.
-        copied: bytes of copies of a residual stream that one operation makes; on a CPU as much as its caches hold.
-        scores: bytes of attention scores and patterns, as `score_bytes` counts them.
+        tokens: tokens of all rows together.
+        logits: number of logits that are scored.
+        held: bytes of activations that are kept besides the model's own; a run has up to three copies.
+        copied: bytes of copies of a residual stream in one operation; on a CPU the size of its caches.
+        scores: bytes of attention scores and patterns, counted by `score_bytes`.
     """
 
     tokens: int
@@ -195,7 +223,7 @@ _BYTES_OF_LAYER, _BYTES_OF_BACKWARD = 16, 8
 
 
 def batch_on(device: torch.device) -> Batch:
-    """Return the size of a batch on a device, by its total memory rounded down to a power of two."""
+    """Return what one pass may hold on a device, as a `Batch`, from its total memory rounded down to a power of two."""
     if device.type in ("cuda", "xpu"):
         total = getattr(torch, device.type).get_device_properties(device).total_memory
     elif device.type == "mps":
@@ -215,31 +243,37 @@ def batch_on(device: torch.device) -> Batch:
 def score_bytes(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
     """Return the bytes that eager attention needs for the scores and patterns of one row.
 
-    `n_keys`: that a query has, where this is not `n_queries`. With `backward` those of all layers are kept.
+    n_keys: keys of a query; default: n_queries. backward: True counts all layers, because a backward pass keeps them.
     """
-    each = _BYTES_OF_LAYER + _BYTES_OF_BACKWARD * view.n_layers * backward
-    return each * max(1, int(view.model.cfg.n_heads)) * n_queries * (n_keys or n_queries)
+    per_entry = _BYTES_OF_LAYER + _BYTES_OF_BACKWARD * view.n_layers * backward
+    return per_entry * max(1, int(view.model.cfg.n_heads)) * n_queries * (n_keys or n_queries)
 
 
 def rows_of_scores(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
-    """Return how many rows the device has room for by `score_bytes` alone; it may be none."""
+    """Return how many rows fit on the device by the memory of their attention scores; it can be 0.
+
+    n_keys: keys of a query; default: n_queries. backward: True counts all layers, because a backward pass keeps them.
+    """
     return batch_on(view.device).scores // score_bytes(view, n_queries, n_keys, backward=backward)
 
 
 def rows_of_pass(view: AttentionView, n_tokens: int) -> int:
-    """Return how many rows of so many tokens a pass takes, by its tokens and scores: one at least."""
+    """Return how many rows of `n_tokens` tokens one pass takes, at least 1, by tokens and scores."""
     return max(1, min(batch_on(view.device).tokens // n_tokens, rows_of_scores(view, n_tokens)))
 
 
 TOKENS_OF_JOB = ON_CPU.tokens
-"""Tokens of all rows up to which layers share a job that is kept in a folder: what a pass on a CPU takes.
+"""Layers share a job, kept in a folder, up to this many tokens of all rows: the size of a pass on a CPU.
 
-It names the files of a folder, which may be resumed on another device, so it is the same on all.
+The files of a folder are named by it and the folder may be resumed on another device, so it is the same everywhere.
 """
 
 
 def filled(sizes: Mapping[_Key, int], most: int) -> list[list[_Key]]:
-    """Return keys in groups of consecutive ones, whose sizes sum to `most` at most where there are several."""
+    """Return the keys of `sizes` in groups of consecutive keys, whose sizes sum to at most `most`.
+
+    sizes: from key to its size. A key larger than `most` has its own group.
+    """
     groups: list[list[_Key]] = []
     taken = most
     for key, size in sizes.items():
@@ -252,29 +286,29 @@ def filled(sizes: Mapping[_Key, int], most: int) -> list[list[_Key]]:
 
 
 def in_batches(n: int, at_once: int, run: Callable[[slice], _Found]) -> Iterator[_Found]:
-    """Yield what `run` returns for one slice of n rows after the other, at most `at_once` rows in each.
+    """Yield `run(rows)` for consecutive slices of n rows, at most `at_once` rows each.
 
-    Where memory runs out, the batch and those behind it are halved, with a warning; one row that does not fit alone
-    raises torch.OutOfMemoryError. `run` is then called again for some of the rows, so it changes nothing before its end
-    that a second call does not overwrite.
+    If memory runs out, this batch and later ones are halved, with a warning; torch.OutOfMemoryError is raised if a
+    single row does not fit. `run` is then called again for some rows, so it must not change anything that a second call
+    does not overwrite.
     """
     first, warned = 0, False
     while first < n:
         rows = slice(first, min(first + at_once, n))
         try:
-            found = run(rows)
+            result = run(rows)
         except torch.OutOfMemoryError:
             if rows.stop - rows.start == 1:
                 raise
             at_once = (rows.stop - rows.start) // 2
         else:
-            yield found
-            del found
+            yield result
+            del result
             first = rows.stop
             continue
         if not warned:
             warn_caller(
-                "the device ran out of memory, so batches are halved until they fit: it takes longer, and numbers move "
-                "by rounding alone"
+                "the device ran out of memory, so batches are halved until they fit: this takes longer and changes "
+                "numbers only by rounding"
             )
             warned = True

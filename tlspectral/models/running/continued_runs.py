@@ -1,7 +1,7 @@
-"""Replays from a position on: where edits act there alone, nothing before it changes.
+"""Replays from one position on, for edits that act only at or after that position.
 
-Queries are of the position and of what follows it. Keys and values before it are the intact run's, kept in the model's
-own cache.
+Queries are computed only from that position on. Keys and values before it are those of the run without edits, kept in
+the model's own key/value cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,16 +21,20 @@ from tlspectral.models.running.growing_batch import BlockArguments, growing_batc
 from tlspectral.models.running.key_value_cache import Prefill, joined, prefill
 from tlspectral.models.running.partial_runs import IntactRun, begins_whole, noting_arguments, unembedding_only
 
-# Relative root mean square of what the unembedding reads, in the intact run and behind the kept keys. Measured over the
-# zoo in float32: 4e-7 at most. Where a position or a window is lost it is off by hundredths.
+# Relative root mean square difference of the unembedding's input, between the intact run and a run after kept keys.
+# Measured over the zoo in float32: 4e-7 at most. If a position or a window is lost it is off by hundredths.
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-5, 0.1
 
 
 @dataclass(frozen=True)
 class ContinuedRun:
-    """An intact run that goes on from one position of all sequences, `first`, behind the keys and values of `read`.
+    """A run without edits that can be continued from one position of all sequences.
 
-    `arguments` are by layer what its block was given besides the residual stream, in the first replay of all layers.
+    intact: the run without edits.
+    first: the position.
+    read: keys and values before it.
+    arguments: from layer to the shapes of its block's arguments besides the residual stream, from the first replay of
+    all layers.
     """
 
     intact: IntactRun
@@ -40,36 +44,45 @@ class ContinuedRun:
 
     @property
     def view(self) -> AttentionView:
-        """The model."""
+        """The view of the model."""
         return self.intact.view
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of each sequence that a replay computes."""
+        """Tokens of each sequence that a replay (another run from `first` on, under hooks) computes."""
         return self.intact.n_tokens - self.first
 
     @property
     def n_keys(self) -> int:
-        """Keys of the last query of a replay."""
+        """Number of keys of the last query in a replay: all tokens of the sequence."""
         return self.intact.n_tokens
 
     @property
     def bytes_kept(self) -> int:
-        """Size of the keys and values that a replay copies for each of its rows."""
+        """Bytes of keys and values that a replay copies for each of its rows."""
         return self.read.bytes_of_prompt
 
     def replay(
         self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return the logits of `IntactRun.replay`, under hooks that see positions from `first` on and change no other.
+        """Return the same logits as `IntactRun.replay`, for hooks that edit only positions from `first` on.
 
-        Scored positions before it are unembedded as the intact run had them.
+        layers: for each copy of the sequences the layer at which it begins, in ascending order.
+        sequences: slice of the stored sequences.
+        hooks: pairs of a slice of copies and the hooks that act only on them; they see only positions from `first` on.
+
+        Logits of earlier positions are those of the run without edits. Rows are one whole copy after another.
         """
         return self._replay(layers, sequences, hooks, [])
 
     def _replay(
         self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]], off: list[Tensor]
     ) -> Tensor:
+        """Return the logits of `replay`, and append to `off` how far the replay is from the intact run.
+
+        off: a list of tensors, extended by the mean squared difference of the unembedding's input. Other arguments are
+        those of `replay`: the layer at which each copy begins, a slice of sequences, hooks by slice of copies.
+        """
         intact, copies = self.intact, len(layers)
         assert intact.unembedded is not None
         predicted, before = _positions(intact)[sequences], intact.unembedded[sequences]
@@ -77,10 +90,10 @@ class ContinuedRun:
         before = before.repeat(copies, 1, 1)
 
         def chosen(values: Tensor) -> Tensor:
-            found = values.take_along_dim((predicted - self.first).clamp_min(0), dim=1)
-            found = torch.where(predicted >= self.first, found, before)
-            off.append((found - before).float().square().mean())
-            return found
+            selected = values.take_along_dim((predicted - self.first).clamp_min(0), dim=1)
+            selected = torch.where(predicted >= self.first, selected, before)
+            off.append((selected - before).float().square().mean())
+            return selected
 
         rows = torch.arange(len(intact.tokens))[sequences]
         batch = growing_batch(self.view, layers, len(rows), self.arguments)
@@ -97,7 +110,7 @@ class ContinuedRun:
 
     @torch.no_grad()
     def is_intact(self) -> bool:
-        """Return whether a replay under no hooks is the intact run, as it is not where a window or position is lost."""
+        """Return True if a replay without hooks gives the intact run; False if a window or position is lost."""
         intact, at_once = self.intact, rows_at_once(self)
         off: list[Tensor] = []
         blocks = self.view.blocks
@@ -112,11 +125,11 @@ class ContinuedRun:
 
 
 def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
-    """Return a run that goes on from a position, or None where all of each sequence has to be run.
+    """Return a run that continues an intact run from position `first`, or None if whole sequences have to be run.
 
-    That is at position 0, in models whose later blocks need more than a stream and a cache, where no cache is kept or a
-    step from it differs from the uncached pass (`prefill`, `ContinuedRun.is_intact`), and under hooks of the user,
-    which expect all positions. The latest is kept for the next call.
+    It is None at position 0; if later layers need more than a stream and a cache; if no cache is kept or a cached step
+    differs from an uncached pass; and under hooks of the user, which expect all positions. The latest result is kept in
+    `intact.continued` for the next call.
     """
     view = intact.view
     if first <= 0 or begins_whole(view) or intact.unembedded is None:
@@ -127,20 +140,23 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
         at_once = rows_of_pass(view, first)
         reads = [*in_batches(len(intact.tokens), at_once, lambda rows: prefill(view, intact.tokens[rows, :first]))]
         read = joined(reads)
-        found = None if read is None else ContinuedRun(intact, first, read)
+        continued = None if read is None else ContinuedRun(intact, first, read)
         intact.continued.clear()
-        intact.continued[first] = found if found is not None and found.is_intact() else None
+        intact.continued[first] = continued if continued is not None and continued.is_intact() else None
     return intact.continued[first]
 
 
 def rows_at_once(run: IntactRun | ContinuedRun) -> int:
-    """Return how many rows of a replay the device has room for, by tokens, scores and the keys that are copied."""
+    """Return how many rows of a replay of this run fit on the device, at least 1, by tokens, scores and copied keys.
+
+    A replay is another run from a later layer or position on, under hooks.
+    """
     batch, by_scores = batch_on(run.view.device), rows_of_scores(run.view, run.n_tokens, run.n_keys)
     return max(1, min(batch.tokens // run.n_tokens, by_scores, batch.held // max(1, run.bytes_kept)))
 
 
 def _positions(intact: IntactRun) -> Tensor:
-    """Return the predicted positions of each sequence."""
+    """Return the predicted positions of each sequence, [sequences, predicted]."""
     if not isinstance(intact.predicted, slice):
         return intact.predicted
     return torch.arange(intact.n_tokens)[intact.predicted].expand(len(intact.tokens), -1)

@@ -1,4 +1,4 @@
-"""Prompts and numbers as callers give them, in forms of our own: by place, and shared with nothing that was given."""
+"""Copy prompts and numbers from the containers of callers; later changes of the caller's objects have no effect."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,23 +9,26 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.containers import plain
+from tlspectral.errors import kind_of, not_a, shown
 
 FORMS = (
     "prompts are strings, token ids [sequences, pos], a list of one-dimensional tensors or lists of ids, or a "
     "tokenizer's batch with input_ids and attention_mask"
 )
 
+_NOT_PROMPTS = ("a model", "a task", "a part", "a function", "the value of a task", "a dictionary of features")
+
 
 def numbers(given: Any) -> Tensor:
-    """Return numbers in any container, by place and never by label, as a tensor of its own on the CPU.
+    """Return the numbers in any container as a new tensor on the CPU, in their order; labels are ignored.
 
-    A container is a tensor on any device, an array, a pandas Series or Index, or lists of these.
+    given: a tensor on any device, an array, a pandas Series or Index, or lists of these.
 
     >>> import pandas as pd
     >>> numbers(pd.Series([7, 5], index=[1, 0])).tolist()
     [7, 5]
 
-    Raises TypeError for what is no number, ValueError for rows of unequal length.
+    Raises TypeError for a value that is not a number, ValueError for rows of unequal length.
     """
     if isinstance(given, Tensor):
         return given.detach().cpu().clone()
@@ -34,28 +37,31 @@ def numbers(given: Any) -> Tensor:
         given = array.tolist() if array.dtype.kind == "O" else array
     if _listed(given):
         given = list(given)
-        if any(isinstance(one, Iterable) for one in given):
-            rows = [numbers(one) for one in given]
+        if any(isinstance(item, Iterable) for item in given):
+            rows = [numbers(item) for item in given]
             if len({row.shape for row in rows}) > 1:
-                raise ValueError(f"rows are of one length; found {sorted({tuple(row.shape) for row in rows})}")
+                shapes = sorted({tuple(row.shape) for row in rows})
+                raise ValueError(f"found rows of shapes {shapes}: give rows of one length"[:200])
             return torch.stack(rows)
     array = given if isinstance(given, np.ndarray) else np.array(plain(given))
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"numbers were expected; found {described(given)}")
+        raise TypeError(f"found {described(given)}, where numbers are expected: give a tensor, an array or a list")
     return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array.copy())
 
 
 def given_prompts(prompts: Any) -> Any:
-    """Return prompts in one of four forms, by place, none of which shares anything with what was given.
+    """Copy prompts into one of four forms and return the copy; later changes of the argument have no effect.
 
-    These are a list of strings; a list of one-dimensional tensors; token ids [sequences, pos]; or a dictionary with
-    `input_ids` and `attention_mask` of that shape. A string is one prompt. What makes prompts when the model is known
-    (it has `packed`) stays as it is.
+    The forms: a list of strings; a list of one-dimensional tensors; token ids [sequences, pos]; a dict with `input_ids`
+    and, if it was given, `attention_mask`, each [sequences, pos]. A string is one prompt. An object with a method
+    `packed` (a task), which makes prompts once the model is known, is returned unchanged.
 
-    Raises TypeError for prompts of no such form; ValueError for a mask that has other lengths than its ids.
+    Raises TypeError for prompts in another form; ValueError for a mask whose lengths differ from its ids.
     """
     if hasattr(prompts, "packed"):
         return prompts
+    if kind_of(prompts) in _NOT_PROMPTS or _names_heads(prompts):
+        raise TypeError(f"{not_a(prompts, 'prompts')}: {FORMS}")
     if isinstance(prompts, str):
         return [str(prompts)]
     if isinstance(prompts, Mapping):
@@ -74,20 +80,37 @@ def given_prompts(prompts: Any) -> Any:
     return [_row(prompt, index) for index, prompt in enumerate(listed)]
 
 
+def _names_heads(prompts: Any) -> bool:
+    """Return whether a table has columns `layer` and `head`: they would pass for token ids."""
+    columns = getattr(prompts, "columns", None)
+    return columns is not None and not callable(columns) and {"layer", "head"} <= {*map(str, columns)}
+
+
 def n_prompts_of(prompts: Any) -> int | None:
-    """Return the number of prompts in a form of `given_prompts`; None where it is known with the model alone."""
+    """Return the number of prompts; None if only the model determines it (a task).
+
+    prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
+    """
     listed = prompts["input_ids"] if isinstance(prompts, dict) else prompts
     return len(listed) if hasattr(listed, "__len__") else None
 
 
 def chosen_prompts(prompts: Any, rows: list[int]) -> Any:
-    """Return some of the prompts in a form of `given_prompts`."""
+    """Return the prompts at the indices `rows`, in the form in which `prompts` is.
+
+    prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
+    """
     if isinstance(prompts, dict):
         return {name: values[rows] for name, values in prompts.items()}
     return prompts[rows] if isinstance(prompts, Tensor) else [prompts[row] for row in rows]
 
 
 def _row(prompt: Any, index: int) -> Int[Tensor, "pos"]:
+    """Return one prompt's token ids as a tensor [pos].
+
+    prompt: ids in any container. index: number of the prompt, for the TypeError that is raised if it is not a list of
+    ids.
+    """
     try:
         row = numbers(prompt)
     except (TypeError, ValueError):
@@ -100,12 +123,16 @@ def _row(prompt: Any, index: int) -> Int[Tensor, "pos"]:
 
 
 def _batch(batch: Mapping[str, Any]) -> Any:
-    """Return the ids and mask of a tokenizer's batch, filled up at the end where they are lists of unequal length."""
+    """Return a tokenizer's batch as a dict of tensors: "input_ids" and, if it was given, "attention_mask".
+
+    Lists of unequal length are padded at the end; without a mask they are returned as a list of tensors. Raises
+    TypeError without `input_ids`, ValueError for a mask whose lengths differ from its ids.
+    """
     if "input_ids" not in batch:
-        raise TypeError(f"{FORMS}; found a mapping with {', '.join(map(str, batch)) or 'nothing'}")
+        raise TypeError(f"{FORMS}; found a mapping with {', '.join(map(str, batch))[:80] or 'nothing'}")
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     try:
-        given = {"input_ids": numbers(ids)} | ({} if mask is None else {"attention_mask": numbers(mask)})
+        tensors = {"input_ids": numbers(ids)} | ({} if mask is None else {"attention_mask": numbers(mask)})
     except ValueError:  # lists of unequal length
         rows = [_row(row, index) for index, row in enumerate(ids)]
         if mask is None:
@@ -115,31 +142,38 @@ def _batch(batch: Mapping[str, Any]) -> Any:
             raise ValueError(
                 "attention_mask has rows of other lengths than input_ids: give one number per id"
             ) from None
-        both = {"input_ids": rows, "attention_mask": masks}
-        return {name: torch.nn.utils.rnn.pad_sequence(one, batch_first=True) for name, one in both.items()}
+        columns = {"input_ids": rows, "attention_mask": masks}
+        return {
+            name: torch.nn.utils.rnn.pad_sequence(rows_of_ids, batch_first=True)
+            for name, rows_of_ids in columns.items()
+        }
     except TypeError as error:
         raise TypeError(f"{FORMS}; input_ids and attention_mask: {error}") from error
-    return {name: _rows(values) for name, values in given.items()}
+    return {name: _rows(values) for name, values in tensors.items()}
 
 
 def _rows(values: Tensor) -> Tensor:
+    """Return a tensor of one axis as one row of two axes, and a tensor of more axes unchanged.
+
+    Raises TypeError for a tensor of one number.
+    """
     if values.ndim == 0:
         raise TypeError(f"{FORMS}; found one number, {values.item()}")
     return values[None] if values.ndim == 1 else values
 
 
 def whole(values: Tensor) -> bool:
-    """Return whether a tensor is of whole numbers."""
+    """Return True if a tensor has an integer type."""
     return not (values.is_floating_point() or values.is_complex() or values.dtype is torch.bool)
 
 
 def described(value: Any) -> str:
-    """Return type and beginning of a value, for a message."""
-    return f"{type(value).__name__} {value!r}"[:80]
+    """Return the type and the beginning of a value as text, for a message."""
+    return f"{type(value).__name__} {shown(value, 80)}"
 
 
 def _listed(given: Any) -> bool:
-    """Return whether a container has an order, and things in it that are no characters."""
+    """Return True if a value is a container such as a list, not text, an array, a tensor, a mapping or a set."""
     return isinstance(given, Iterable) and not isinstance(
         given, np.ndarray | Tensor | str | bytes | Mapping | set | frozenset
     )

@@ -1,7 +1,7 @@
-"""A batch that grows from block to block: copies of the same sequences join it, each at a layer of its own.
+"""A batch that grows from layer to layer: copies of the same sequences join it, each at its own layer.
 
-Everything else that a block is given, such as masks and positions, is made for the whole batch and cut to the rows that
-have joined. Which axis counts rows is known from a pass with another number of rows.
+Everything else that a layer is called with, such as masks and positions, is made for the whole batch and cut to the
+rows that have joined. A pass with another number of rows shows which axis counts rows.
 """
 
 from bisect import bisect_right
@@ -22,92 +22,109 @@ from tlspectral.models.reading.view import AttentionView
 
 @dataclass(frozen=True)
 class BlockArguments:
-    """The shapes of what a block was given beside the residual stream, in a pass with some number of rows."""
+    """Shapes of a layer's arguments besides the residual stream, in a pass with `rows` rows.
+
+    shapes: a nested structure like the arguments, with a shape for each tensor and None for each other value.
+    """
 
     rows: int
     shapes: Any
 
     @classmethod
-    def of_block(cls, given: tuple[Any, ...], named: dict[str, Any]) -> "BlockArguments":
-        """Return the shapes of what a block is given."""
-        stream, others = _stream_first(given, named)
-        return cls(len(stream), _shapes(others))
+    def of_block(cls, arguments: tuple[Any, ...], named: dict[str, Any]) -> "BlockArguments":
+        """Return the `BlockArguments` of a layer's call: rows of the pass, shapes of arguments besides the stream.
 
-    def cut(self, given: Any, rows: int, alive: int, where: str) -> Any:
-        """Return arguments of a pass with `rows` rows as they are for the first `alive` of them.
-
-        Raises UnsupportedArchitecture for arguments of another form.
+        arguments, named: positional and named arguments of the call.
         """
-        return self._cut(given, self.shapes, rows, alive, where)
+        stream, further = _stream_first(arguments, named)
+        return cls(len(stream), _shapes(further))
 
-    def _cut(self, given: Any, shapes: Any, rows: int, alive: int, where: str) -> Any:
+    def cut(self, arguments: Any, rows: int, alive: int, where: str) -> Any:
+        """Return a layer's arguments (without the stream) of a pass with `rows` rows, cut to the first `alive` rows.
+
+        where: name of the layer, for messages. Raises UnsupportedArchitecture if the arguments have another form than
+        `shapes`.
+        """
+        return self._cut(arguments, self.shapes, rows, alive, where)
+
+    def _cut(self, argument: Any, shapes: Any, rows: int, alive: int, where: str) -> Any:
+        """Return one argument of a pass with `rows` rows, cut to the first `alive` rows, with all of its parts.
+
+        shapes: shapes of this argument in the pass that was noted. where: name of the layer, for messages.
+        """
         cut = partial(self._cut, rows=rows, alive=alive, where=where)
-        if isinstance(shapes, _Parts) and isinstance(parts := _parts(given), dict) and parts.keys() == shapes.keys():
-            return _with_parts(given, {name: cut(part, shapes[name]) for name, part in parts.items()})
-        if isinstance(shapes, tuple) and isinstance(given, Tensor) and given.ndim == len(shapes):
-            for axis, (then, now) in enumerate(zip(shapes, given.shape, strict=True)):
+        if isinstance(shapes, _Parts) and isinstance(parts := _parts(argument), dict) and parts.keys() == shapes.keys():
+            return _with_parts(argument, {name: cut(part, shapes[name]) for name, part in parts.items()})
+        if isinstance(shapes, tuple) and isinstance(argument, Tensor) and argument.ndim == len(shapes):
+            for axis, (then, now) in enumerate(zip(shapes, argument.shape, strict=True)):
                 if then == now:
                     continue
-                each = now // rows
-                if each * rows != now or each * self.rows != then:
+                per_row = now // rows
+                if per_row * rows != now or per_row * self.rows != then:
                     break
-                given = given.narrow(axis, 0, each * alive)
+                argument = argument.narrow(axis, 0, per_row * alive)
             else:
-                return given
-        elif shapes is None and not isinstance(given, Tensor) and _parts(given) is None:
-            return given
+                return argument
+        elif shapes is None and not isinstance(argument, Tensor) and _parts(argument) is None:
+            return argument
         raise UnsupportedArchitecture(
-            f"{where}: a block is given other arguments in passes of {self.rows} and {rows} rows, so that it cannot "
-            "run some of the rows"
+            f"{where}: a block is given other arguments in passes of {self.rows} and {rows} rows, so it cannot compute "
+            "only some of the rows: such models are not supported here"
         )
 
 
 class _Parts(dict[Any, Any]):
-    """Shapes of what an argument consists of."""
+    """Shapes of the parts of one argument (list, dict or dataclass): a dict from name or index to shape."""
 
 
-def _parts(given: Any) -> dict[Any, Any] | None:
-    """Return what an argument consists of, by name or place; None for one that is a tensor or is left as it is."""
-    if isinstance(given, tuple | list):
-        return dict(enumerate(given))
-    if isinstance(given, dict):
-        return given
-    if is_dataclass(given) and not isinstance(given, type):  # the cache of one layer of a HookedTransformer
-        return {field.name: getattr(given, field.name) for field in fields(given)}
+def _parts(argument: Any) -> dict[Any, Any] | None:
+    """Return the parts of an argument (list, dict or dataclass) as a dict from name or index; None for other values."""
+    if isinstance(argument, tuple | list):
+        return dict(enumerate(argument))
+    if isinstance(argument, dict):
+        return argument
+    if is_dataclass(argument) and not isinstance(argument, type):  # the cache of one layer of a HookedTransformer
+        return {field.name: getattr(argument, field.name) for field in fields(argument)}
     return None
 
 
-def _with_parts(given: Any, parts: Mapping[Any, Any]) -> Any:
-    if isinstance(given, dict):
+def _with_parts(argument: Any, parts: Mapping[Any, Any]) -> Any:
+    """Return a copy of an argument (list, dict or dataclass) with other `parts`, a dict from name or index."""
+    if isinstance(argument, dict):
         return {**parts}
-    if isinstance(given, tuple | list):
-        return type(given)(parts.values()) if type(given) in (tuple, list) else type(given)(*parts.values())
-    return replace(given, **parts)
+    if isinstance(argument, tuple | list):
+        return type(argument)(parts.values()) if type(argument) in (tuple, list) else type(argument)(*parts.values())
+    return replace(argument, **parts)
 
 
-def _shapes(given: Any) -> Any:
-    if isinstance(given, Tensor):
-        return tuple(given.shape)
-    parts = _parts(given)
+def _shapes(argument: Any) -> Any:
+    """Return the shape of a tensor, or the shapes of an argument's parts as a `_Parts`; None for any other value."""
+    if isinstance(argument, Tensor):
+        return tuple(argument.shape)
+    parts = _parts(argument)
     return None if parts is None else _Parts({name: _shapes(part) for name, part in parts.items()})
 
 
-def _stream_first(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, Any]:
-    """Return the residual stream that a block is given, which comes first, and everything else."""
-    if given:
-        return given[0], (given[1:], named)
+def _stream_first(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, Any]:
+    """Return (residual stream, other arguments) of a layer's call. The stream is the first argument.
+
+    arguments, named: positional and named arguments. The other arguments are a pair (positional, named).
+    """
+    if arguments:
+        return arguments[0], (arguments[1:], named)
     name = next(iter(named))
     return named[name], ((), {other: value for other, value in named.items() if other != name})
 
 
 @dataclass(frozen=True)
 class GrowingBatch:
-    """Copies of the same sequences, in the order of the layers at which they join.
+    """Copies of the same sequences in one batch, in the order of the layers at which they join.
 
     Attributes:
-        layers: of each copy; they do not decrease.
+        view: view of the model.
+        layers: for each copy the layer at which it joins, in ascending order.
         n: sequences of a copy.
-        arguments: by layer, what its block was given in another pass over as long sequences.
+        arguments: from layer to the shapes of its other arguments, seen in a pass over equally long sequences.
     """
 
     view: AttentionView
@@ -117,20 +134,23 @@ class GrowingBatch:
 
     @property
     def rows(self) -> int:
-        """Rows of the whole batch."""
+        """Number of rows of the whole batch."""
         return len(self.layers) * self.n
 
     def alive(self, layer: int) -> int:
-        """Return how many rows, the first of the batch, a block runs."""
+        """Return how many rows a layer computes, counted from the first row of the batch."""
         return self.n * bisect_right(self.layers, layer)
 
     def of_copies(self, by_copies: Iterable[tuple[slice, list[Hook]]]) -> list[Hook]:
-        """Return hooks of some copies each, so that they see and edit these alone."""
+        """Return the hooks of all copies as a list; each acts only on the rows of its own copies.
+
+        by_copies: pairs of a slice of copies and the hooks of these copies: (hook point name, function).
+        """
         by_block = {block.name: self.alive(layer) for layer, block in enumerate(self.view.blocks)}
         hooks = []
-        for copies, some in by_copies:
+        for copies, copy_hooks in by_copies:
             rows = slice(copies.start * self.n, copies.stop * self.n)
-            for name, hook in some:
+            for name, hook in copy_hooks:
                 batch = by_block.get(".".join(name.split(".")[:2]), self.rows)
                 hooks.append((name, hook if rows == slice(0, batch) else OfRows(hook, rows, batch)))
         return hooks
@@ -140,34 +160,39 @@ class GrowingBatch:
         layer: int,
         entering: Float[Tensor, "sequences pos d_model"] | None,
         block: Any,
-        given: tuple[Any, ...],
+        arguments: tuple[Any, ...],
         named: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what a block is given, with the streams of the copies that join there, cut to the rows alive.
+        """Return (arguments, named) of a layer's call: streams of joining copies added, cut to the rows it computes.
 
-        This is a forward pre-hook of PyTorch with named arguments. `entering` is None for layer 0, to which the model
-        hands the streams of the whole batch.
+        It is used as a PyTorch forward pre-hook with named arguments, on the module `block`. entering: streams of one
+        copy that enter this layer; None for layer 0, where the model passes the streams of the whole batch.
         """
         alive = self.alive(layer)
-        stream, others = _stream_first(given, named)
+        stream, further = _stream_first(arguments, named)
         if entering is None:
             stream = stream[:alive]
         elif joining := self.layers.count(layer):
             fresh = entering.to(stream.device).repeat(joining, 1, 1)
             stream = fresh if layer == self.layers[0] else torch.cat([stream, fresh])
         if alive < self.rows:
-            others = self.arguments[layer].cut(others, self.rows, alive, self.view.blocks[layer].name)
-        others_given, others_named = others
-        return ((stream, *others_given), others_named) if given else ((), {next(iter(named)): stream, **others_named})
+            further = self.arguments[layer].cut(further, self.rows, alive, self.view.blocks[layer].name)
+        further_arguments, further_named = further
+        return (
+            ((stream, *further_arguments), further_named)
+            if arguments
+            else ((), {next(iter(named)): stream, **further_named})
+        )
 
 
 def growing_batch(
     view: AttentionView, layers: Sequence[int], n: int, arguments: Mapping[int, BlockArguments]
 ) -> GrowingBatch:
-    """Return the batch of copies of n sequences that join at some layers, which do not decrease.
+    """Return the batch in which copies of n sequences join at these layers, as a `GrowingBatch`.
 
-    All join at the first of these where the axis that counts rows is not known for every block: from a pass with as
-    many rows no axis can be told.
+    layers: one per copy, in ascending order. arguments: from layer to the shapes of its other arguments. All copies
+    join at the first of these layers unless the axis that counts rows is known for every layer between. It is not known
+    after a pass with the same number of rows.
     """
     known = all(
         layer in arguments and arguments[layer].rows != n * len(layers) for layer in range(layers[0], layers[-1])

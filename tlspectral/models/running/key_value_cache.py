@@ -1,8 +1,8 @@
-"""Key/value caches: prompts that share one, whether a cached step is right, and generation that uses none.
+"""Key/value caches: sharing a prompt's cache, checking a cached step, and generating without a cache.
 
 Whether a bridge fills the cache that it is given depends on the versions of TransformerLens and transformers and on the
-family: from transformers 5.24 on no bridge of TransformerLens 3.9 or 4.3 that computes attention itself does, and in
-3.9 the bridges of MPT and of Falcon with ALiBi never do. The tokens in front are then lost without an error.
+family. From transformers 5.24 on, no bridge of TransformerLens 3.9 or 4.3 that computes attention itself fills it. In
+3.9 the bridges of MPT and of Falcon with ALiBi never do. Earlier tokens are then lost without an error.
 """
 
 import warnings
@@ -46,14 +46,17 @@ _GENERATING: dict[str, dict[str, Any]] = {
     "generate_stream": {"use_past_kv_cache": False},
     "hf_generate": {"use_past_kv_cache": False, "use_cache": False},
 }
-"""Methods of a model that generate, and what lets each run without a cache."""
+"""Methods of a model that generate, and the options that make each run without a cache."""
 
 _differences: WeakKeyDictionary[Any, float | None] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts of one length that a model has read, with its key/value cache, which is of the model's own class."""
+    """Prompts of one length and the key/value cache of a model that has read them.
+
+    view: view of the model. tokens: the prompts' ids. cache: an object of the model's own cache class.
+    """
 
     view: AttentionView
     tokens: Int[Tensor, "prompts pos"]
@@ -64,8 +67,8 @@ class Prefill:
     ) -> Float[Tensor, "rows d_vocab"]:
         """Return logits of the last token of every prompt followed by every suffix, without gradients.
 
-        Their row is `prompt * len(suffixes) + suffix`. Hooks see the positions of the suffix alone, except that
-        patterns and scores have a column for each key that the layer keeps.
+        The row is `prompt * len(suffixes) + suffix`. hooks: pairs of hook point name and function. They see only
+        positions of the suffix, but patterns and scores have a column for every key that the layer keeps.
         """
         tokens = suffixes.repeat(len(self.tokens), 1)
         with _cached_pass(self.view, hooks):
@@ -75,9 +78,11 @@ class Prefill:
     def logits(
         self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], alive: Sequence[int] | None = None
     ) -> Float[Tensor, "rows unembedded d_vocab"]:
-        """Return logits of tokens that each follow the prompt whose index is given, under the contexts of the caller.
+        """Return logits of `tokens`, each row of which continues one cached prompt.
 
-        `alive` says by layer how many of the rows, the first ones, a caller lets its block run; None for all.
+        prompts: for each row, the index of its prompt. alive: for each layer, how many rows it computes, counted from
+        the first; default: all. The caller opens the contexts of the pass: hooks, evaluation mode, and which positions
+        are unembedded.
         """
         read, device = self.view.reader, self.view.device
         alive = [len(tokens)] * self.view.n_layers if alive is None else alive
@@ -85,43 +90,50 @@ class Prefill:
 
     @property
     def bytes_of_prompt(self) -> int:
-        """Size of the keys and values of one prompt."""
+        """Size in bytes of one prompt's keys and values."""
         return self.view.reader.cache_bytes(self.cache) // len(self.tokens)
 
 
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts of one length, without gradients, and keep its keys and values.
+    """Run a model on prompts of one length, without gradients, and return its cache as a `Prefill`.
 
-    Hooks that are on the model stay in force. None where a cached step of this model differs from the uncached pass,
-    or has no cache, see `cached_step_difference`.
+    hooks: pairs of hook point name and function; hooks on the model act too. None if the model keeps no cache, or if a
+    cached step differs from an uncached pass by more than rounding.
     """
     difference = cached_step_difference(view)
     return None if difference is None or beyond_rounding(view.model, difference) else _prefill(view, tokens, hooks)
 
 
 def joined(reads: list[Prefill | None]) -> Prefill | None:
-    """Return batches of prompts of one length as one; None where one has no cache, or they cannot be joined."""
-    found = [read for read in reads if read is not None]
-    if not found or len(found) < len(reads):
+    """Return several `Prefill` of prompts of one length as one; None if one is None or the caches cannot be joined.
+
+    reads: the `Prefill`, whose prompts follow each other in the result.
+    """
+    prefills = [read for read in reads if read is not None]
+    if not prefills or len(prefills) < len(reads):
         return None
-    view = found[0].view
-    cache = view.reader.joined_caches([read.cache for read in found])
-    return None if cache is None else Prefill(view, torch.cat([read.tokens for read in found]), cache)
+    view = prefills[0].view
+    cache = view.reader.joined_caches([read.cache for read in prefills])
+    return None if cache is None else Prefill(view, torch.cat([read.tokens for read in prefills]), cache)
 
 
 def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
+    """Run a model on prompts and return its cache as a `Prefill`, None without a cache. The cache is not checked.
+
+    hooks: pairs of hook point name and function.
+    """
     with _cached_pass(view, hooks):
         cache = view.reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)
 
 
 def cached_step_difference(view: AttentionView) -> float | None:
-    """Return how far what the layers write behind cached tokens is from what they write in the uncached pass.
+    """Return how far a step with the key/value cache is from a pass without it, relative to what layers write.
 
-    It is the difference in `HeldLayers`, of one short prompt, without the user's hooks at hook points. It is measured
-    once per model, and each time where something else of the user's acts in it. None where there is no cache to be
-    wrong: the model keeps no keys and values (native bridges) or takes none (it raises), or is an encoder, whose keys
-    and values change with what follows.
+    It is the `difference` of `HeldLayers` on one short prompt, without the user's hooks at hook points. It is measured
+    once per model (each time if something else of the user's acts inside the model). None if no cache can be wrong: the
+    model keeps no keys and values (native bridges), raises when given a cache, or is an encoder, whose keys and values
+    depend on later tokens.
     """
     if acts_inside(view.model, view.hook_points):
         return _measured(view) if view.causal else None
@@ -131,6 +143,10 @@ def cached_step_difference(view: AttentionView) -> float | None:
 
 
 def _measured(view: AttentionView) -> float | None:
+    """Return how far a cached step on a short prompt is from an uncached pass; None if the model has no cache.
+
+    The number is the `difference` of `HeldLayers`, relative to what layers write.
+    """
     tokens = probe_tokens(view.d_vocab, min(_PROBED_TOKENS, view.n_ctx))
     held = HeldLayers([block.module for block in view.blocks])
     with without_hooks(view.model, view.hook_points):
@@ -146,19 +162,21 @@ def _measured(view: AttentionView) -> float | None:
                 read.last_logits(tokens[:, -1:])
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a model that takes no cache loses none
+        except Exception:  # a model that accepts no cache cannot lose one
             return None
     return held.difference
 
 
 def generation_difference(view: AttentionView) -> float | None:
-    """Return how far what the layers write at the second token that a model generates is from an uncached pass.
+    """Return how far the second token that a model generates with its cache is from an uncached pass.
 
-    As `cached_step_difference`, of the cache that `generate` uses, which in a bridge may hold states beside keys and
-    values, and in a HookedTransformer with learned positions counts the cached tokens twice (TransformerLens 3.9). None
-    where the model does not generate, and where TransformerLens keeps recurrent states (Bamba, Nemotron H): a step from
-    a state is computed in another way than a pass, off by 0.007 of the largest log-probability in a tiny Bamba of
-    transformers itself.
+    The number is the `difference` of `HeldLayers`, relative to what layers write, for the cache that `generate` uses.
+    In a bridge it may hold states besides keys and values. In a HookedTransformer with learned positions it counts the
+    cached tokens twice (TransformerLens 3.9).
+
+    None if the model does not generate, or if TransformerLens keeps recurrent states (Bamba, Nemotron H). A step from a
+    state is computed differently from a pass; in a tiny Bamba of transformers itself it is off by 0.007 of the largest
+    log-probability.
     """
     generate = getattr(view.model, "generate", None)
     recurrent = getattr(view.model.cfg, "is_stateful", False)
@@ -170,10 +188,10 @@ def generation_difference(view: AttentionView) -> float | None:
     held = HeldLayers([block.module for block in view.blocks])
     held.end = tokens.shape[1] - 2
 
-    def choosing(*given: Any, **named: Any) -> Tensor:
-        """Run the model on some more tokens, and let it choose the last one of `tokens` whatever it computes."""
+    def choosing(*arguments: Any, **named: Any) -> Tensor:
+        """Run the model on further tokens, and return logits that select the last one of `tokens`."""
         held.end += 1
-        logits = forward(*given, **named)
+        logits = forward(*arguments, **named)
         chosen = torch.zeros_like(logits)
         chosen[..., tokens[0, -1]] = 1.0
         return chosen
@@ -188,19 +206,22 @@ def generation_difference(view: AttentionView) -> float | None:
                 generate(tokens[:, :-1], max_new_tokens=2, do_sample=False, stop_at_eos=False, verbose=False)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # one that cannot generate loses no cache
+        except Exception:  # a model that cannot generate cannot lose a cache
             return None
     return held.difference
 
 
 class HeldLayers:
-    """How far each layer's output in passes over parts of a prompt is from that in one pass over all of it.
+    """Compares each layer's output in passes over parts of a prompt with one pass over the whole prompt.
 
-    Every layer of the later passes is given what it was given in the first, so that the rounding of one layer is seen
-    and not what the layers behind make of it: in 16 bits, or where scores are large, that is as large as an effect.
+    Use `noted()` around the pass over the whole prompt, then `compared()` around passes over its parts; then read
+    `difference`. In the later passes every layer gets the same input as in the first. So only the rounding of single
+    layers is measured, not its growth through later layers, which in 16 bits or with large scores is as large as an
+    effect.
 
     Attributes:
-        end: how many tokens of the prompt have been read at the end of the pass that comes.
+        layers: the layers' modules.
+        end: number of tokens of the prompt that have been read once the next pass ends.
     """
 
     def __init__(self, layers: list[Any]) -> None:
@@ -211,66 +232,84 @@ class HeldLayers:
 
     @property
     def difference(self) -> float | None:
-        """The root mean square of differences over the layers of a pass, the largest of all passes; None without any.
+        """Largest difference of layer outputs, over passes, relative to what the layers write; None without passes.
 
-        Each is relative to the size of what the layer writes there, and NaN where an output has another shape.
+        For a pass it is the root mean square over layers. It is NaN if an output has another shape.
         """
-        of_passes = [np.sqrt(np.mean(np.square(one))) for one in self._found.values()]
+        of_passes = [np.sqrt(np.mean(np.square(differences))) for differences in self._found.values()]
         return float(np.max(of_passes)) if of_passes else None  # NaN if one is
 
     def noted(self) -> AbstractContextManager[None]:
-        """Note what the layers hand on in a pass over the whole prompt."""
+        """Store the outputs of the layers during a pass over the whole prompt (a context manager)."""
         return module_hooks([(layer.register_forward_hook, self._note) for layer in self.layers])
 
     def compared(self) -> AbstractContextManager[None]:
-        """Compare what the layers hand on in passes over parts, and let them hand on what was noted."""
+        """Compare the outputs of the layers with the stored ones, and pass the stored ones on (a context manager)."""
         return module_hooks([(layer.register_forward_hook, self._compare) for layer in self.layers])
 
     def _note(self, layer: Any, inputs: Any, output: Any) -> None:
+        """Store a layer's output. PyTorch calls this as a forward hook."""
         self._outputs.append(_stream_of(output).detach())
 
     def _compare(self, layer: Any, inputs: Any, output: Any) -> Any:
-        found, place = _stream_of(output), self._place % len(self._outputs)
+        """Record how far a layer's output is from the stored one, and return the stored one in its place.
+
+        PyTorch calls this as a forward hook.
+        """
+        output_stream, place = _stream_of(output), self._place % len(self._outputs)
         self._place += 1
-        read = slice(self.end - found.shape[-2], self.end)
+        read = slice(self.end - output_stream.shape[-2], self.end)
         expected = self._outputs[place][..., read, :]
         of_pass = self._found.setdefault(self.end, [])
-        if expected.shape != found.shape:
+        if expected.shape != output_stream.shape:
             of_pass.append(float("nan"))
             return output
-        written = expected if place == 0 else expected - self._outputs[place - 1][..., read, :]
-        off, size, whole = (_root_mean_square(one) for one in (found - expected, written, expected))
-        # A layer that writes little is rounded with the stream that it writes to.
-        of_pass.append(off / (size + torch.finfo(found.dtype).eps / _tolerance(found.dtype) * whole))
+        write = expected if place == 0 else expected - self._outputs[place - 1][..., read, :]
+        off, size, whole = (_root_mean_square(values) for values in (output_stream - expected, write, expected))
+        # A layer that writes little is rounded at the size of the stream to which it writes.
+        of_pass.append(off / (size + torch.finfo(output_stream.dtype).eps / _tolerance(output_stream.dtype) * whole))
         return expected if isinstance(output, Tensor) else type(output)((expected, *output[1:]))
 
 
 def _stream_of(output: Any) -> Tensor:
+    """Return the residual stream from a layer's output, which is a tensor or a tuple with the stream first."""
     return output if isinstance(output, Tensor) else output[0]
 
 
 def _root_mean_square(values: Tensor) -> float:
+    """Return the root mean square of all values."""
     return float(values.float().square().mean().sqrt())
 
 
 def _tolerance(dtype: torch.dtype) -> float:
+    """Return the largest relative difference of layer outputs (`HeldLayers`) that rounding in this type explains."""
     return _TOLERANCE_OF_HALF if dtype in (torch.float16, torch.bfloat16) else _TOLERANCE
 
 
 def beyond_rounding(model: Any, difference: float | None) -> bool:
-    """Return whether a difference of `HeldLayers` is more than rounding in a model's type, or NaN."""
+    """Return True if a relative difference of layer outputs (from `HeldLayers`) is NaN or too large for rounding.
+
+    model: its parameters' type determines the bound. difference: None counts as no difference.
+    """
     return difference is not None and not difference <= _tolerance(next(model.parameters()).dtype)
 
 
 class WithoutCache:
-    """A model's own method of generation, called without its cache. In a copy of the model it is the copy's method."""
+    """A model's method that generates text, called without its key/value cache.
+
+    generate: the method, such as `model.generate`. options: arguments that turn the cache off. Pickled with a model it
+    is the copy's method.
+    """
 
     def __init__(self, generate: Callable[..., Any], options: dict[str, Any]) -> None:
         self.generate, self.options = generate, options
         update_wrapper(self, generate)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Generate as the method does, whatever the call says of a cache."""
+        """Generate as the method does, without a cache whatever the arguments say.
+
+        given, named: the method's arguments.
+        """
         parameters = signature(self.generate)
         call = dict(parameters.bind(*given, **named).arguments)
         for name, parameter in parameters.parameters.items():
@@ -283,7 +322,7 @@ class WithoutCache:
 
 
 def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
-    """Return the methods by which a model generates, by name, each called without a key/value cache."""
+    """Return a model's methods that generate, each called without a key/value cache, as a dict from name to method."""
     return {
         name: WithoutCache(getattr(model, name), options)
         for name, options in _GENERATING.items()
@@ -293,6 +332,11 @@ def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
 
 @uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
+    """Prepare a pass on a cache until the `with` block ends; hooks: pairs of hook point name and function.
+
+    In the block gradients are off, the model is in evaluation mode with these hooks, and only the last position is
+    unembedded.
+    """
     with (
         checked_at_end(),
         torch.no_grad(),

@@ -1,8 +1,8 @@
-"""Forward passes under hooks that skip what is known or not needed: earlier blocks, a shared prompt, other logits.
+"""Forward passes under hooks that skip known or unneeded work: earlier layers, a shared prompt, unused logits.
 
-The model's own forward pass is used, so that masks, rotary tables, final norm, softcap and logit scale are its own. A
-skipped block hands on what it is given. Copies of the sequences join the batch at the first block that they need, with
-the residual stream that is stored of it.
+The model's own forward pass is used, so masks, rotary tables, final norm, softcap and logit scale are the model's own.
+A skipped layer returns its input. Copies of the sequences join the batch at the first layer that they need, with the
+stored residual stream of that layer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,38 +26,45 @@ from tlspectral.models.running.batches import in_batches
 from tlspectral.models.running.growing_batch import BlockArguments, GrowingBatch, growing_batch
 
 Positions = slice | Int[Tensor, "sequences predicted"]
-"""Positions whose logits are wanted: the same in every prompt, or each prompt's own."""
+"""Positions whose logits are wanted: a slice for all prompts, or each prompt's own positions."""
 
 LAST = slice(-1, None)
-"""The last position alone."""
+"""The last position only."""
 
 
 def require_gradients(view: AttentionView, what: str) -> None:
-    """Refuse passes with gradients where PyTorch records none; `what` needs them. Raises ValueError."""
+    """Raise ValueError if PyTorch records no gradients (torch.inference_mode).
+
+    what: name of the call that needs gradients, the beginning of the message.
+    """
     made = any(parameter.is_inference() for parameter in view.model.parameters())
     if made or torch.is_inference_mode_enabled():
         raise ValueError(
             f"{what} needs gradients, and "
             + (
-                f"{model_name(view.model)} was loaded under torch.inference_mode, whose tensors have none: load it "
-                "outside of it (torch.no_grad does no harm)"
+                f"{model_name(view.model)} was loaded under torch.inference_mode, whose tensors have no gradients: "
+                "load the model outside of it (torch.no_grad is allowed)"
                 if made
-                else "none are recorded under torch.inference_mode: call it outside, or under torch.no_grad"
+                else "torch.inference_mode records none: call this outside of it (torch.no_grad is allowed)"
             )
         )
 
 
 @dataclass(frozen=True)
 class IntactRun:
-    """The residual streams of a run without ablation, from which a model is run again from later blocks on.
+    """A run without ablation, with stored residual streams from which the model can be run again from later layers on.
 
     Attributes:
+        view: view of the model.
+        tokens: token ids of the sequences.
         predicted: positions whose logits are wanted.
-        entering: by layer, the residual stream that enters it; layer 0 needs none.
-        companions: by layer, how many values its block returns besides the residual stream; -1 for no tuple.
-        arguments: by layer, what its block was given besides the residual stream.
-        unembedded: what the unembedding read at the predicted positions; None where the model does not use its module.
-        continued: the latest `ContinuedRun`, by its position.
+        entering: from layer to the residual stream that enters it; layer 0 is not stored.
+        companions: from layer to the number of values it returns besides the residual stream; -1 if it returns no
+            tuple.
+        arguments: from layer to the shapes of its arguments besides the residual stream.
+        unembedded: the unembedding's input at the predicted positions; None if the model does not use its unembedding
+            module.
+        continued: the latest `ContinuedRun` (or None if it was not possible), by the position at which it begins.
     """
 
     view: AttentionView
@@ -71,27 +78,31 @@ class IntactRun:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of each sequence that a replay computes."""
+        """Tokens of each sequence that a replay (another run from a later layer on, under hooks) computes: all."""
         return self.tokens.shape[1]
 
     @property
     def n_keys(self) -> int:
-        """Keys of the last query of a replay."""
+        """Number of keys of the last query in a replay: all tokens of the sequence."""
         return self.n_tokens
 
     @property
     def bytes_kept(self) -> int:
-        """Size of the keys and values that a replay copies for each of its rows."""
+        """Bytes of keys and values that a replay copies for each of its rows: 0."""
         return 0
 
     def replay(
         self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return logits of copies of some sequences, each computed from a layer of its own on, in one pass.
+        """Run copies of some sequences in one pass, each copy from its own layer on, and return their logits.
 
-        The batch is one whole copy after the other. The `layers` of copies do not decrease: a block runs the copies of
-        its own layer and of those below. `hooks` are of some of the copies, and act on these alone; those that are on
-        the model act on all. Whether gradients are recorded is left to the caller.
+        layers: for each copy the layer at which it begins, in ascending order. A layer computes the copies that begin
+        at it or earlier.
+        sequences: slice of the stored sequences.
+        hooks: pairs of a slice of copies and the hooks that act only on them. Hooks already on the model act on all
+        copies.
+
+        The rows of the result are one whole copy after another. The caller decides whether gradients are recorded.
         """
         batch = growing_batch(self.view, self._begun(layers), len(self.tokens[sequences]), self.arguments)
         tokens = self.tokens[sequences].repeat(len(layers), 1)
@@ -101,17 +112,26 @@ class IntactRun:
             return logits_at(self.view, tokens, predicted)
 
     def begun(self, layer: int, sequences: slice) -> AbstractContextManager[None]:
-        """Let passes over some sequences begin at a layer; at 0 where this cannot be."""
+        """Let passes over some sequences begin at a layer, from its stored stream, until the `with` block ends.
+
+        layer: the first layer that runs; 0 is used if the model cannot begin later. sequences: a slice of the stored
+        sequences.
+        """
         n = len(self.tokens[sequences])
         return self.joining(growing_batch(self.view, self._begun([layer]), n, self.arguments), sequences)
 
     def _begun(self, layers: Sequence[int]) -> Sequence[int]:
+        """Return the layers at which copies begin: the given ones, or 0 for each if the model cannot begin later."""
         return [0] * len(layers) if begins_whole(self.view) else layers
 
     @uninterrupted
     def joining(self, batch: GrowingBatch, sequences: slice, first: int = 0) -> Iterator[None]:
-        """Let passes over the rows of a batch, from a position on, skip blocks that none of them needs, and let rows
-        join at their layers.
+        """Let passes over a batch skip layers that no row needs, until the `with` block ends.
+
+        Rows join the batch at their own layers.
+
+        batch: which copies join at which layer. sequences: slice of the stored sequences, whose streams are used.
+        first: position at which the passes begin; stored streams are cut there.
         """
         begun, last = batch.layers[0], batch.layers[-1]
         with ExitStack() as placed:
@@ -128,9 +148,9 @@ class IntactRun:
 
 
 def begins_whole(view: AttentionView) -> bool:
-    """Return whether later blocks need more of earlier ones than a residual stream.
+    """Return True if later layers need more of earlier layers than a residual stream.
 
-    That is their keys (Gemma 3n and 4), the keys that their indexer picks (GLM 5), or several streams (Gemma 3n).
+    They need keys (Gemma 3n and 4), keys picked by an indexer (GLM 5), or several streams (Gemma 3n).
     """
     config: Any = getattr(getattr(view.model, "original_model", None), "config", None)
     config = getattr(config, "text_config", config)
@@ -147,10 +167,11 @@ def intact_run(
     batch: int,
     reduce: Callable[[slice, Tensor], None],
 ) -> IntactRun:
-    """Run the model once, without gradients, and store the residual stream that enters each of the given layers.
+    """Run the model once, without gradients; return an `IntactRun` with the streams that enter some layers.
 
-    Hooks that are on the model stay in force. `reduce` is called for each `batch` of sequences, with their slice and
-    the logits of the positions `predicted`.
+    tokens: the sequences. predicted: positions whose logits are wanted. layers: whose input is stored. batch: sequences
+    per pass. reduce: called for each batch with the slice of its sequences and the logits [batch, predicted, d_vocab].
+    Hooks on the model act.
     """
     entering: dict[int, Tensor] = {}
     companions: dict[int, int] = {}
@@ -158,7 +179,10 @@ def intact_run(
     current = slice(0, 0)
 
     def keeper(layer: int) -> Callable[[Any, Any, Any], None]:
+        """Return a forward hook that stores the output of a layer as the input of the next."""
+
         def keep(block: Any, inputs: Any, output: Any) -> None:
+            """Store the output of a layer as the input of the next, and how many further values the layer returns."""
             companions[layer] = len(output) - 1 if isinstance(output, tuple) else -1
             if layer + 1 not in wanted:
                 return
@@ -170,11 +194,13 @@ def intact_run(
         return keep
 
     def run(sequences: slice) -> None:
+        """Run some sequences and hand their logits to `reduce`."""
         nonlocal current
         current = sequences
         at_once = predicted if isinstance(predicted, slice) else predicted[current]
 
         def read(values: Tensor) -> Tensor:
+            """Return the values at the predicted positions, and store them in `unembedded`."""
             chosen = at(values, at_once)
             if not unembedded:
                 unembedded.append(chosen.new_empty(len(tokens), *chosen.shape[1:]))
@@ -198,10 +224,9 @@ def intact_run(
 def logits_at(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a whole forward pass at some positions; the others are never unembedded.
+    """Return logits of a whole forward pass at some positions; other positions are not unembedded.
 
-    Hooks on the unembedding itself see the predicted positions alone. Whether gradients are recorded is left to the
-    caller.
+    Hooks on the unembedding see only these positions. The caller decides whether gradients are recorded.
     """
     return _logits(view, tokens, predicted, partial(at, predicted=predicted))
 
@@ -209,6 +234,11 @@ def logits_at(
 def _logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions, chosen: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "batch predicted d_vocab"]:
+    """Return logits of a forward pass at the positions `predicted`.
+
+    chosen: function that selects these positions from the unembedding's input [batch, pos, d_model]. The caller decides
+    whether gradients are recorded.
+    """
     with checked_at_end(), evaluating(view.model), unembedding_only(view, chosen) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
@@ -217,13 +247,14 @@ def _logits(
 
 @uninterrupted
 def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) -> Iterator[list[bool]]:
-    """Let passes inside the context unembed what is chosen of the last stream, where the model uses its module for it.
+    """Let passes in the `with` block unembed only what `chosen` selects from the last stream [batch, pos, d_model].
 
-    Yields a list that is empty until a pass did so.
+    This works if the model uses its unembedding module. Yields a list that is not empty once a pass has done so.
     """
     selected: list[bool] = []
 
     def select(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Replace the unembedding's input by the selected positions. PyTorch calls this as a forward pre-hook."""
         selected.append(True)
         return (chosen(inputs[0]), *inputs[1:])
 
@@ -233,26 +264,33 @@ def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) ->
 
 
 def at(values: Float[Tensor, "batch pos width"], predicted: Positions) -> Float[Tensor, "batch predicted width"]:
-    """Return what stands at the predicted positions."""
+    """Return the values at the predicted positions: a slice of the axis `pos`, or each row's own positions."""
     if isinstance(predicted, slice):
         return values[:, predicted]
     return values.take_along_dim(predicted[..., None].to(values.device), dim=1)
 
 
-def _handed_on(companions: int, *given: Any, **named: Any) -> Any:
-    """Return what a block is given, in the form of what it returns."""
-    stream = given[0] if given else next(iter(named.values()))
+def _handed_on(companions: int, *arguments: Any, **named: Any) -> Any:
+    """Return a layer's input in the form of its output; it replaces the forward of a skipped layer.
+
+    companions: number of values the layer returns besides the stream, replaced by None; -1 if it returns no tuple.
+    arguments, named: the arguments of the call; the first is the stream.
+    """
+    stream = arguments[0] if arguments else next(iter(named.values()))
     return stream if companions < 0 else (stream, *[None] * companions)
 
 
 def noting_arguments(
     blocks: Sequence[Block], noted: dict[int, BlockArguments], layers: Iterable[int]
 ) -> AbstractContextManager[None]:
-    """Note what some blocks are given in the first pass inside the context."""
+    """Store the shapes of some layers' arguments in the dict `noted`, in the first pass inside the `with` block.
 
-    def note(layer: int, block: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    blocks: all layers of the model. noted: from layer to the shapes. layers: numbers of the layers.
+    """
+
+    def note(layer: int, block: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if layer not in noted:
-            noted[layer] = BlockArguments.of_block(given, named)
+            noted[layer] = BlockArguments.of_block(arguments, named)
 
     registering = {layer: partial(blocks[layer].module.register_forward_pre_hook, with_kwargs=True) for layer in layers}
     return module_hooks([(register, partial(note, layer)) for layer, register in registering.items()])
@@ -260,7 +298,10 @@ def noting_arguments(
 
 @uninterrupted
 def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]]) -> Iterator[None]:
-    """Put hooks of PyTorch on modules until the context ends: pairs of a method that registers a hook, and the hook."""
+    """Place PyTorch hooks on modules until the `with` block ends.
+
+    placing: pairs of a register method, such as `module.register_forward_hook`, and the hook.
+    """
     handles: list[Any] = []
     with undoing(_remove, handles):
         for register, hook in placing:
@@ -269,13 +310,18 @@ def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def _remove(handles: list[Any]) -> None:
+    """Remove PyTorch hooks by their handles."""
     for handle in handles:
         handle.remove()
 
 
 @dataclass(frozen=True, eq=False)
 class _Replacement:
-    """Methods that one context has set on an object, and what the object itself had under their names."""
+    """Methods that one context set on an object.
+
+    methods: from name to the new method.
+    before: from name to the object's own attribute before, or `_ABSENT`.
+    """
 
     methods: Mapping[str, Callable[..., Any]]
     before: dict[str, Any]
@@ -287,7 +333,10 @@ _ABSENT = object()
 
 @uninterrupted
 def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of one object inside the context. Several contexts may end in any order."""
+    """Replace methods of one object until the `with` block ends. Several such blocks may end in any order.
+
+    methods: from name to the new method.
+    """
     # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
     own = owner.__dict__
     replacement = _Replacement(methods, {name: own.get(name, _ABSENT) for name in methods})
@@ -298,12 +347,13 @@ def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> I
 
 
 def _put_back(owner: Any, replacement: _Replacement) -> None:
+    """Undo one replacement of methods on `owner`; later replacements of the same methods remain in force."""
     own, standing = owner.__dict__, _replacements.get(owner, [])
     if replacement not in standing:
         return
     later = standing[standing.index(replacement) + 1 :]
     for name, method in replacement.methods.items():
-        above = next((other for other in later if name in other.methods), None)
+        above = next((replaced for replaced in later if name in replaced.methods), None)
         before = replacement.before[name]
         if above is not None:
             above.before[name] = before
@@ -315,6 +365,9 @@ def _put_back(owner: Any, replacement: _Replacement) -> None:
 def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
-    """Return logits of the last tokens from a plain pass under hooks, without gradients and without a cache."""
+    """Return logits of the last token of each row from a plain pass under hooks, without gradients and without a cache.
+
+    hooks: pairs of hook point name and function.
+    """
     with torch.no_grad(), view.hooks_on(hooks):
         return logits_at(view, tokens, LAST)[:, -1]

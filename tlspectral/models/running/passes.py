@@ -1,6 +1,6 @@
-"""Passes of a whole model: its logits, a run under hooks that stops early, and what passes named hook points.
+"""Passes of a whole model: its logits, a run under hooks that stops early, and activations at named hook points.
 
-A pass is in evaluation mode, by one thread at a time, and under the hooks that are on the model already.
+Every pass runs in evaluation mode, in one thread at a time, under the hooks that are already on the model.
 """
 
 from collections.abc import Iterable
@@ -21,17 +21,17 @@ from tlspectral.models.reading.blocks import refuse_repeated
 from tlspectral.models.reading.view import AttentionView
 
 _single_runs: WeakSet[Any] = WeakSet()
-"""Models of which it is known that a pass runs each layer once."""
+"""Models for which it is known that one pass runs each layer once."""
 
 
 class _ForwardStopped(Exception):
-    """Raised by a hook to end a forward pass once all that is measured has been computed."""
+    """Raised by a hook to end a forward pass once everything to be measured has been computed."""
 
 
 def whole_logits(view: AttentionView, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
     """Return logits of a whole forward pass, with gradients unless the caller disabled them.
 
-    Raises ValueError for a prompt longer than the positions that the model has.
+    Raises ValueError if a prompt is longer than the positions that the model has.
     """
     _require_positions(view, tokens)
     with checked_at_end(), evaluating(view.model):
@@ -41,8 +41,9 @@ def whole_logits(view: AttentionView, tokens: Int[Tensor, "batch pos"]) -> Float
 def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
     """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
 
-    Hooks that are already on the model act first. Raises as `whole_logits`, and UnsupportedArchitecture for a model
-    that runs a layer several times.
+    hooks: pairs of hook point name and function. Hooks already on the model act first. Raises ValueError for a prompt
+    longer than the model's positions, UnsupportedArchitecture if the model runs a layer several times or `last` never
+    fires.
     """
     _require_positions(view, tokens)
     require_single_runs(view)
@@ -57,15 +58,20 @@ def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iter
         view.model(tokens.to(view.device), return_type=None)
     if not fired:
         raise UnsupportedArchitecture(
-            f"{last} never fired: the wrapped attention does not return its pattern; "
-            'load the model with attn_implementation="eager"'
+            f"{last} never fired, so the model does not show this activation: load the model with "
+            'attn_implementation="eager"'
         )
 
 
 def capture_until(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str
 ) -> dict[str, Tensor]:
-    """Return what passes the named hook points in a run as of `run_until`; points that did not fire are missing."""
+    """Run the model and return the activations at the named hook points: a dict from name to tensor, without gradients.
+
+    The run stops once the hook point `last` has fired. A point that did not fire is missing from the dict. Raises
+    ValueError for a prompt longer than the model's positions, UnsupportedArchitecture if the model runs a layer several
+    times or `last` never fires.
+    """
     captured: dict[str, Tensor] = {}
 
     def keep(name: str, activation: Tensor, hook: Any) -> None:
@@ -76,10 +82,9 @@ def capture_until(
 
 
 def require_single_runs(view: AttentionView) -> None:
-    """Refuse a model in which one forward pass runs a layer several times, or two layers share one attention.
+    """Raise UnsupportedArchitecture if one pass runs a layer several times, or if two layers share one attention.
 
-    A forward pass of two tokens shows it, without the user's hooks at hook points. It runs once per model; a model that
-    passed is remembered. Raises UnsupportedArchitecture.
+    A pass of two tokens shows it, without the user's hooks at hook points. Models that passed the check are remembered.
     """
     if view.model in _single_runs:
         return
@@ -99,14 +104,15 @@ def require_single_runs(view: AttentionView) -> None:
 
 
 def note_single_runs(model: Any) -> None:
-    """Take it as known that a model runs each of its layers once in a pass."""
+    """Remember that a model runs each layer once in a pass, so that `require_single_runs` skips its check."""
     _single_runs.add(model)
 
 
 def _require_positions(view: AttentionView, tokens: Tensor) -> None:
-    # Rotary positions can be computed past the context; tables of positions and ALiBi end there.
+    # Rotary positions can be computed past the context, but tables of positions and ALiBi end there.
+    """Raise ValueError if a prompt is longer than the model's positions, unless the positions are rotary."""
     if view.model.cfg.positional_embedding_type != "rotary" and tokens.shape[-1] > view.n_ctx:
         raise ValueError(
-            f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {view.n_ctx}; give shorter "
+            f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {view.n_ctx}: give shorter "
             "prompts"
         )

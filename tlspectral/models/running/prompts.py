@@ -1,4 +1,4 @@
-"""Reads prompts in the forms that callers give, as token ids of one tensor. Ids that look padded need a mask."""
+"""Turn prompts in the forms that callers give into one tensor of token ids. Ids that look padded need a mask."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,26 +9,27 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import kind_of, not_a, warn_caller
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import Note, PackedTokens, TokenMask, even_rows
 from tlspectral.models.running.given import FORMS, given_prompts, whole
 
 
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return the ids of prompts, each from position 0 on, on the CPU, and their lengths.
+    """Return the token ids of prompts as a `PackedTokens`: each prompt from position 0 on, on the CPU, with its length.
 
-    Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one
+    prompts: strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] for one
     prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
-    `attention_mask`. Arrays and columns of a table are read by place. Prompts of a ready task, which have `packed`, are
-    made for the model. Warnings say what the prompts became that a caller may not expect, see `prompt_notes`.
+    `attention_mask`. Arrays and columns of a table are read in order, without their labels. An object with a method
+    `packed` (a task) makes its prompts for the model. Warnings report properties that a caller may not expect, such as
+    two start tokens.
 
     Raises:
-        ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
-            look padded and come without a mask, a mask that does not fit, strings without a tokenizer, or prompts of
-            lengths between which the model changes its rotary frequencies.
+        ValueError: no prompt; an empty prompt; a prompt longer than the context; ids outside the vocabulary; ids that
+            look padded but have no mask; a mask that does not fit; strings without a tokenizer; or lengths between
+            which the model changes its rotary frequencies.
         UnsupportedArchitecture: prompts of unequal length for an encoder.
-        TypeError: prompts of no such form.
+        TypeError: prompts in another form.
     """
     packed = read_prompts(view, prompts)
     for note in packed.notes:
@@ -37,29 +38,35 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
 
 def read_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return `packed_prompts` without its warnings, which stand in `notes`. Raises as `packed_prompts`."""
-    given = given_prompts(prompts)
-    if hasattr(given, "packed"):
-        made = given.packed(view)
+    """Return the token ids of prompts as a `PackedTokens`, without warnings; the warnings are in its `notes`.
+
+    prompts: in any form that `packed_prompts` takes: strings, token ids, a tokenizer's batch. Raises as
+    `packed_prompts`.
+    """
+    copied = given_prompts(prompts)
+    if hasattr(copied, "packed"):
+        made = copied.packed(view)
         return replace(made, tokens=made.tokens.clone(), lengths=made.lengths.clone())
-    if isinstance(given, dict) and "attention_mask" in given:
-        packed = packed_rows(view, given["input_ids"], given["attention_mask"])
-    elif isinstance(given, list):
-        packed = _of_list(view, given)
+    if isinstance(copied, dict) and "attention_mask" in copied:
+        packed = packed_rows(view, copied["input_ids"], copied["attention_mask"])
+    elif isinstance(copied, list):
+        packed = _of_list(view, copied)
         check_ids(view, packed)
     else:
-        tokens = given["input_ids"] if isinstance(given, dict) else given
+        tokens = copied["input_ids"] if isinstance(copied, dict) else copied
         packed = packed_rows(view, tokens)
         refuse_padding(
             view, tokens, "give a batch with input_ids and attention_mask, 1 for real tokens and 0 for padding"
         )
-    return replace(packed, notes=prompt_notes(view, packed, given))
+    return replace(packed, notes=prompt_notes(view, packed, copied))
 
 
 def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask | None = None) -> PackedTokens:
-    """Return token ids [sequences, pos], each sequence from position 0 on, on the CPU, and their lengths.
+    """Return token ids [sequences, pos] as a `PackedTokens`: each sequence from position 0 on, on the CPU.
 
-    Without a mask all of them are real. Raises as `packed_prompts`, but not for ids that look padded.
+    attention_mask: 1 for real tokens, 0 for padding; None: all are real. Raises ValueError for a mask that does not
+    fit, or for prompts that the model cannot read; TypeError for a tensor of another shape or type. Ids that look
+    padded are allowed.
     """
     if tokens.ndim != 2 or not whole(tokens):
         raise TypeError(f"{FORMS}; found a tensor of {tokens.dtype} with shape {tuple(tokens.shape)}")
@@ -69,10 +76,17 @@ def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask |
 
 
 def _of_list(view: AttentionView, prompts: list[Any]) -> PackedTokens:
+    """Return a list of texts, or of tensors of ids, as a `PackedTokens`.
+
+    Raises ValueError for a prompt without tokens, ids that look padded, or texts for a model without a tokenizer.
+    """
     if isinstance(prompts[0], str):
+        if all(kind_of(prompt) in ("a head", "a receiver", "a part") for prompt in prompts):
+            named = prompts[0] if len(prompts) == 1 else prompts
+            raise ValueError(f"{not_a(named, 'a prompt')}: give text, or token ids [sequences, pos]")
         if getattr(view.model, "tokenizer", None) is None:
             raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
-        # By itself `to_tokens` cuts a prompt at the context, and what is scored would not be what was given.
+        # By default `to_tokens` cuts a prompt at the context, so another text than the given one would be scored.
         rows = [view.model.to_tokens(prompt, truncate=False)[0].cpu().long() for prompt in prompts]
     else:
         rows = prompts
@@ -80,22 +94,23 @@ def _of_list(view: AttentionView, prompts: list[Any]) -> PackedTokens:
             refuse_padding(view, row, f"that is prompt {index}; give only its real tokens")
     lengths = torch.tensor([len(row) for row in rows])
     if int(lengths.min()) == 0:
-        raise ValueError(f"prompt {int(lengths.argmin())} has no token")
+        raise ValueError(f"prompt {int(lengths.argmin())} has no token: leave it out, or give it text or ids")
     longest = int(lengths.max())
     tokens = torch.stack([torch.cat([row, row[-1:].expand(longest - len(row))]) for row in rows])
     return PackedTokens(tokens, lengths)
 
 
 def check_ids(view: AttentionView, packed: PackedTokens) -> None:
-    """Refuse prompts that the model cannot read: ValueError; UnsupportedArchitecture for an encoder's padding.
+    """Raise ValueError for prompts that the model cannot read, UnsupportedArchitecture for an encoder with padding.
 
-    Prompts of unequal length run together, so those that a run of the longest would read in another way are refused.
+    Not readable: no prompts, a prompt longer than the context, or ids outside the vocabulary. Prompts of unequal length
+    run together; they are refused if a run at the longest length would rotate a shorter prompt differently.
     """
     tokens = packed.tokens
     if len(tokens) == 0 or tokens.shape[1] == 0:
-        raise ValueError("there are no prompts")
+        raise ValueError("there are no prompts: give at least one prompt with at least one token")
     if packed.padded:
-        require_causal(view, "it would read what fills up shorter prompts; give prompts of one length")
+        require_causal(view, "it would also read the padding of shorter prompts; give prompts of one length")
     if tokens.shape[1] > view.n_ctx:
         long = int(packed.lengths.argmax())
         raise ValueError(
@@ -107,7 +122,7 @@ def check_ids(view: AttentionView, packed: PackedTokens) -> None:
 
 
 def _require_one_rotation(view: AttentionView, packed: PackedTokens) -> None:
-    """Refuse prompts that rotary frequencies of the longest would rotate in another way than alone. ValueError."""
+    """Raise ValueError if the longest prompt's rotary frequencies differ from those that a shorter prompt has alone."""
     longest = int(packed.lengths.argmax())
     switch = view.reader.frequency_switch(view.model, int(packed.lengths[longest]))
     shorter = [] if switch is None else (packed.lengths <= switch).nonzero().flatten().tolist()
@@ -115,33 +130,38 @@ def _require_one_rotation(view: AttentionView, packed: PackedTokens) -> None:
         short = shorter[0]
         raise ValueError(
             f"prompt {short} has {int(packed.lengths[short])} tokens and prompt {longest} has "
-            f"{int(packed.lengths[longest])}: rotary frequencies of this model depend on the length of a run, and are "
-            f"others past {switch} tokens (LongRoPE, dynamic NTK), so that in one run prompt {short} would not score "
-            "as it does alone; give prompts of one length, or those on each side of the switch by themselves"
+            f"{int(packed.lengths[longest])}: past {switch} tokens this model uses other rotary frequencies (LongRoPE, "
+            f"dynamic NTK), so in one run prompt {short} would not score as it does alone; give prompts of one length, "
+            f"or prompts up to {switch} tokens and longer ones in separate calls"
         )
 
 
 def require_vocabulary(d_vocab: int, ids: Int[Tensor, "*ids"]) -> None:
-    """Refuse token ids that a vocabulary of this size does not have. Raises ValueError."""
+    """Raise ValueError if some of these token ids are outside a vocabulary of `d_vocab` tokens."""
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= d_vocab:
-        raise ValueError(f"token ids are 0 to {d_vocab - 1}; found {least if least == most else f'{least} to {most}'}")
+        raise ValueError(
+            f"token ids are 0 to {d_vocab - 1}; found {least if least == most else f'{least} to {most}'}: use this "
+            "model's tokenizer"
+        )
 
 
 def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:
-    """Move the real tokens of each row to the left and cut columns that are padding in all rows.
+    """Return ids as a `PackedTokens`: real tokens of each row moved to the left, columns of padding cut off.
 
-    A decoder needs no mask for such a row, since no real token attends to what follows it; for an encoder `check_ids`
-    refuses it. The rows are filled with their last real token, which no model takes for padding. Raises ValueError for
-    a mask that does not fit.
+    attention_mask: 1 for real tokens, 0 for padding. The rest of a row is filled with its last real token, which no
+    model takes for padding. A decoder needs no mask for such rows, because no real token attends to later ones; for an
+    encoder `check_ids` refuses them. Raises ValueError for a mask that does not fit.
     """
     mask = attention_mask.cpu()
     if mask.shape != tokens.shape:
         raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)} and tokens {tuple(tokens.shape)}: give one each"
+            f"attention_mask has shape {tuple(mask.shape)} and tokens {tuple(tokens.shape)}: give one number per token"
         )
     if bool(((mask != 0) & (mask != 1)).any()):
-        raise ValueError(f"attention_mask is 1 for real tokens and 0 for padding; found {mask.unique().tolist()}")
+        raise ValueError(
+            f"attention_mask: give 1 for real tokens and 0 for padding; found {mask.unique().tolist()}"[:200]
+        )
     real = mask.bool()
     lengths = real.sum(1)
     first = real.long().argmax(1)
@@ -149,7 +169,7 @@ def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask
     contiguous = (positions >= first[:, None]) & (positions < (first + lengths)[:, None])
     for row in range(len(tokens)):
         if int(lengths[row]) == 0:
-            raise ValueError(f"attention_mask marks no real token in row {row}")
+            raise ValueError(f"attention_mask marks no real token in row {row}: leave the row out, or mark its tokens")
         if not torch.equal(real[row], contiguous[row]):
             raise ValueError(
                 f"attention_mask has padding between the real tokens of row {row}: leave it out of the row"
@@ -160,10 +180,10 @@ def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask
 
 
 def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_out: str) -> None:
-    """Refuse token ids that look padded. Without a tokenizer nothing is known of padding, and nothing is refused.
+    """Raise ValueError for token ids that look padded. way_out: advice, the end of the message.
 
-    A row looks padded if it begins or ends with the tokenizer's padding id. One such id at the beginning is allowed
-    where the model opens sequences with it (padding id = BOS or EOS). Raises ValueError, which ends with `way_out`.
+    A row looks padded if it begins or ends with the tokenizer's padding id. One such id at the beginning is allowed if
+    it is also BOS or EOS, with which models open sequences. Without a tokenizer nothing is refused.
     """
     tokenizer = getattr(view.model, "tokenizer", None)
     pad: Any = getattr(tokenizer, "pad_token_id", None)
@@ -188,21 +208,27 @@ def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_o
 
 
 def distinct_rows(sides: Sequence[PackedTokens], answers: Iterable[Any]) -> Int[np.ndarray, "sequences"]:
-    """Number the sequences so that those which are equal in tokens on all sides, and in answers, have one number."""
-    rows = ([row[:n] for row, n in zip(one.tokens.tolist(), one.lengths.tolist(), strict=True)] for one in sides)
+    """Return a number for each sequence; equal sequences (tokens of all sides, and answers) have the same number.
+
+    sides: the prompts, and their counterfactuals if there are any. answers: one per sequence.
+    """
+    rows = (
+        [row[:n] for row, n in zip(prompts.tokens.tolist(), prompts.lengths.tolist(), strict=True)] for prompts in sides
+    )
     return numbered(zip(*rows, answers, strict=True))
 
 
 def numbered(rows: Iterable[Any]) -> Int[np.ndarray, "rows"]:
-    """Number rows in the order in which they come, equal ones alike."""
+    """Return a number for each row, counted in order of first appearance; equal rows have the same number."""
     known: dict[str, int] = {}
     return np.array([known.setdefault(repr(row), len(known)) for row in rows])
 
 
 def repeated_queries(view: AttentionView, prompts: PackedTokens) -> Bool[Tensor, "sequences pos"]:
-    """Return which positions an earlier prompt has with the same tokens up to there, so that a query attends alike.
+    """Return a bool mask: True at positions up to which an earlier prompt has the same tokens from its start.
 
-    In an encoder, which sees later tokens too, those of a prompt that is equal as a whole.
+    A query attends there as in the earlier prompt. In an encoder, which also sees later tokens, the whole prompt has to
+    be equal.
     """
     tokens, real = prompts.tokens.numpy(), prompts.real.numpy()
     repeated, base = np.zeros(tokens.shape, dtype=bool), int(tokens.max()) + 1
@@ -220,10 +246,13 @@ def repeated_queries(view: AttentionView, prompts: PackedTokens) -> Bool[Tensor,
 
 
 def within(view: AttentionView, prompts: PackedTokens, others: PackedTokens) -> Bool[Tensor, "sequences"]:
-    """Return which prompts are among others or, where no query sees a later token, are the beginning of one."""
+    """Return a bool for each of `prompts`: True if it is in `others`, or (in a decoder) begins one of them."""
     rows, longer = (
-        [tuple(row[:n]) for row, n in zip(one.tokens.tolist(), one.lengths.tolist(), strict=True)]
-        for one in (prompts, others)
+        [
+            tuple(row[:n])
+            for row, n in zip(prompts_of_side.tokens.tolist(), prompts_of_side.lengths.tolist(), strict=True)
+        ]
+        for prompts_of_side in (prompts, others)
     )
     beginnings = {
         length: {row[:length] for row in longer if len(row) == length or (view.causal and len(row) > length)}
@@ -236,9 +265,10 @@ def equality_notes(
     distinct: Int[np.ndarray, "sequences"],
     counted: str = "standard errors and p are of the distinct ones, and the mean is over all",
 ) -> tuple[Note, ...]:
-    """Return what is to be said of the numbers of `distinct_rows`: nothing where all differ.
+    """Return a tuple with a `Note` that some prompts are equal; an empty tuple if all are distinct.
 
-    `counted` says how equal prompts count, at the end of the message.
+    distinct: a number per prompt, equal for equal prompts, as `distinct_rows` returns it. counted: how equal prompts
+    count, the end of the message.
     """
     n, different = len(distinct), int(distinct.max()) + 1
     if different == n:
@@ -250,14 +280,15 @@ def equality_notes(
 
 
 def prompt_notes(view: AttentionView, packed: PackedTokens, given: Any) -> tuple[Note, ...]:
-    """Return what packed prompts became, by a look at their first ids and at those that stand for unknown text.
+    """Return notes on properties of prompts that a caller may not expect, judged by their ids.
 
-    `given` are the prompts in a form of `given_prompts`. Without a tokenizer nothing is known, and nothing is noted.
-    Values are indices of prompts, but of `end_token_in_front`, which is that token.
+    packed: the prompts as ids. given: the prompts in a form of `given_prompts`, such as a list of texts. Without a
+    tokenizer there are no notes. A note's value is a list of prompt indices; the value of `end_token_in_front` is that
+    token.
 
-        start_token_twice   The first two ids are the start token: the text has one, and one is put in front of it.
-        end_token_in_front  Text is read with the end token in front, since the tokenizer has no start token.
-        unknown_text        Text has a word that the tokenizer does not know, so that another id stands for it.
+        start_token_twice   The first two ids are the start token: it is in the text and was also added.
+        end_token_in_front  Text gets the end token in front, because the tokenizer has no start token.
+        unknown_text        Text has a word that the tokenizer does not know and replaces by an unknown token.
         empty               Text has no token of its own.
     """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
@@ -279,15 +310,15 @@ def prompt_notes(view: AttentionView, packed: PackedTokens, given: Any) -> tuple
             twice,
             f"begin with two start tokens {tokenizer.bos_token!r} (leave it out of the text)",
         )
-    # TransformerLens gives a tokenizer without a start token its end token for one; what it was made with stays.
+    # TransformerLens sets a missing start token to the end token. `init_kwargs` still shows that it was missing.
     made_with = getattr(tokenizer, "init_kwargs", {})
     if texts and end is not None and made_with.get("bos_token", "") is None and bool((tokens[:, 0] == end).any()):
         notes.append(
             Note(
                 "end_token_in_front",
                 tokenizer.eos_token,
-                f"the tokenizer has no start token, so text is read with its end token {tokenizer.eos_token!r} in "
-                "front, as by model.to_tokens: for the text alone, give ids, model.to_tokens(text, prepend_bos=False)",
+                f"the tokenizer has no start token, so its end token {tokenizer.eos_token!r} is put in front of text, "
+                "as model.to_tokens does: for text without it give model.to_tokens(text, prepend_bos=False)",
             )
         )
     if unknown is not None and unknown not in (start, end) and (texts or isinstance(given, dict)):
@@ -297,10 +328,10 @@ def prompt_notes(view: AttentionView, packed: PackedTokens, given: Any) -> tuple
             f"have text that the tokenizer does not know, which it reads as {tokenizer.unk_token!r}",
         )
     if texts:
-        few = [length < 3 for length in packed.lengths.tolist()]  # there is room for what is put around text
+        few = [length < 3 for length in packed.lengths.tolist()]  # such a prompt may hold only added tokens
         without = [
             short and not tokenizer(text, add_special_tokens=False).input_ids
             for short, text in zip(few, texts, strict=True)
         ]
-        add("empty", torch.tensor(without), "are empty, so that the model reads only what is put around text")
+        add("empty", torch.tensor(without), "are empty, so the model reads only the tokens that are put around text")
     return tuple(notes)

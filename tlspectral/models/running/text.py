@@ -1,4 +1,4 @@
-"""Rows of tokens cut from text: the book that comes with the package, documents, or a data set; and tokens as text."""
+"""Rows of tokens cut from text (the packaged book, documents or a data set), and tokens as text."""
 
 import codecs
 import os
@@ -23,43 +23,46 @@ _PART, _BOX = "\N{REPLACEMENT CHARACTER}", "\N{WHITE RECTANGLE}"  # a part of a 
 
 
 def packaged_text() -> str:
-    """Return *Alice's Adventures in Wonderland* (Carroll, 1865), 143 kB, public domain; see `data/text/NOTICE.md`.
+    """Return *Alice's Adventures in Wonderland* (Carroll, 1865) as one string: 143 kB, public domain.
 
-    Models have read it in training, so a loss on it is no held-out loss.
+    Models have seen it in training, so a loss on it is not a held-out loss. Source: `data/text/NOTICE.md`.
     """
     return (files("tlspectral") / "data" / "text" / "alice.txt").read_text(encoding="utf-8")
 
 
 def packaged_words(kind: Literal["names", "colours", "nouns"]) -> list[str]:
-    """Return packaged first names, colours or common nouns, one word each; see `data/binding/NOTICE.md`."""
+    """Return packaged first names, colours or common nouns as a list of single words.
+
+    Source: `data/binding/NOTICE.md`.
+    """
     return (files("tlspectral") / "data" / "binding" / f"{kind}.txt").read_text(encoding="ascii").split()
 
 
 def file_text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a file in UTF-8, with or without a byte order mark.
+    """Return the text of a UTF-8 file, with or without a byte order mark.
 
-    Raises ValueError for another encoding or a binary file, OSError for one that cannot be read.
+    Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
     file = Path(path).expanduser()
     if not file.exists():
         raise FileNotFoundError(f"{path} does not exist: check the name")
     content = file.read_bytes()
-    found = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
+    problem = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        text, found = "", found or f"byte 0x{content[error.start]:02x} at position {error.start}"
+        text, problem = "", problem or f"byte 0x{content[error.start]:02x} at position {error.start}"
     if "\0" in text:
-        found = f"byte 0x00 at position {content.index(0)}"
-    if found is not None:
-        raise ValueError(f"{path} is no text in UTF-8: found {found}; expected a text file, saved as UTF-8")
+        problem = f"byte 0x00 at position {content.index(0)}"
+    if problem is not None:
+        raise ValueError(f"{path} is not a text file in UTF-8: found {problem}; save it as UTF-8 text")
     return text
 
 
 def file_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return the lines of a file in UTF-8, which end at newlines alone: text may hold other separators, as U+2028.
+    """Return the lines of a UTF-8 file. Only newlines end a line; other separators, such as U+2028, stay in the text.
 
-    Raises as `file_text`.
+    Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
     return NEWLINE.split(file_text(path))
 
@@ -67,20 +70,21 @@ def file_lines(path: str | os.PathLike[str]) -> list[str]:
 def text_tokens(
     view: AttentionView, text: str | Sequence[str] | None, *, n_sequences: int, sequence_length: int
 ) -> Int[Tensor, "sequences pos"]:
-    """Return text as rows of tokens, each opened by BOS (else EOS, else 0), documents separated by EOS.
+    """Return text as rows of token ids. Each row begins with BOS (else EOS, else 0); EOS separates documents.
 
-    Rows are cut one after the other from the joined documents, `n_sequences` at most. An incomplete last row is
-    dropped, unless it is the only one.
+    Rows are cut one after another from the joined documents. An incomplete last row is dropped unless it is the only
+    row.
 
     Args:
-        view: of a model that has a tokenizer.
-        text: a document, several, the name of a data set (one word without spaces, as `NeelNanda/pile-10k`: the column
-            `text` of its split `train` is streamed), or None for `packaged_text`.
-        n_sequences: rows at most.
-        sequence_length: tokens in a row, BOS included, at most the context.
+        view: view of a model that has a tokenizer.
+        text: a document, a list of documents, or the name of a data set (one word such as `NeelNanda/pile-10k`; the
+            column `text` of its split `train` is streamed). None: the packaged book, *Alice's Adventures in
+            Wonderland*.
+        n_sequences: largest number of rows.
+        sequence_length: tokens in a row, BOS included; at most the context is used.
 
     Raises:
-        ValueError: the model has no tokenizer, the text has no token, or it is no text.
+        ValueError: the model has no tokenizer, the text has no token, or `text` is not text.
         ImportError: a data set is named and `datasets` is not installed.
     """
     tokenizer = getattr(view.model, "tokenizer", None)
@@ -97,21 +101,22 @@ def text_tokens(
         if len(ids) >= n_sequences * width:
             break
     if not ids:
-        raise ValueError("the text has no token")
+        raise ValueError("the text has no token: give text that is not empty")
     rows = max(1, min(n_sequences, len(ids) // width))
     body = torch.tensor(ids[: rows * width]).view(rows, -1)
     return torch.cat([torch.full((rows, 1), view.start_token), body], dim=1)
 
 
 def token_text(view: AttentionView, token: int) -> str:
-    """Return a token as text, its id without a tokenizer or beyond its vocabulary."""
+    """Return a token as text; its id if there is no tokenizer or the id is outside its vocabulary."""
     return tokens_text(view, [token])
 
 
 def tokens_text(view: AttentionView, tokens: list[int]) -> str:
-    """Return tokens as text, special ones included; their ids without a tokenizer or beyond its vocabulary.
+    """Return tokens as one text, special tokens included; their ids if they cannot be decoded.
 
-    A tokenizer of the caller's that does not say its size, or does not decode, counts as none.
+    They cannot be decoded without a tokenizer, for ids outside its vocabulary, or if the user's tokenizer lacks
+    `__len__` or `decode`.
     """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     if not (hasattr(tokenizer, "__len__") and hasattr(tokenizer, "decode")) or max(tokens) >= len(tokenizer):
@@ -120,24 +125,30 @@ def tokens_text(view: AttentionView, tokens: list[int]) -> str:
 
 
 def texts_in_a_row(view: AttentionView, tokens: list[int]) -> list[str]:
-    """Return the text of each token as it stands in the sentence, so that all together are the sentence's text.
+    """Return the text of each token, so that all texts joined are the text of the sentence.
 
-    A token that holds a part of a letter, as of an emoji, is a box; the last one of such a letter is the letter.
+    A token that holds part of a letter (of an emoji, for example) is shown as a box. The last token of such a letter is
+    shown as the letter.
     """
-    found, before = [], ""
+    texts, before = [], ""
     for index, token in enumerate(tokens):
         whole = tokens_text(view, tokens[: index + 1])
         alone = token_text(view, token)
         if whole.endswith(_PART) and alone.endswith(_PART):
-            found.append(_BOX)
+            texts.append(_BOX)
             continue
         # Decoding may tidy up what stands in front of a token: then it is read alone.
-        found.append(whole[len(before) :] if whole.startswith(before) and len(whole) > len(before) else alone)
+        texts.append(whole[len(before) :] if whole.startswith(before) and len(whole) > len(before) else alone)
         before = whole
-    return found
+    return texts
 
 
 def _documents(text: Any) -> Iterable[str]:
+    """Return the documents of the user's argument `text` as a list of strings.
+
+    text: None (the packaged book), a document, a list of documents, or the name of a data set, of which up to 2,000
+    rows are read. Raises ValueError for anything that is not text.
+    """
     if text is None:
         return [packaged_text()]
     if not isinstance(text, str):

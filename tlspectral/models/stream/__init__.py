@@ -1,1 +1,1 @@
-"""What heads and MLPs write to the residual stream, and what a layer reads from it."""
+"""The residual stream: what heads and MLPs write to it, and what each layer reads from it."""

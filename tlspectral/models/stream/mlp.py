@@ -1,4 +1,4 @@
-"""What the MLP of a layer reads: the residual stream, with or without its layer's attention, and a norm before it."""
+"""The input of a layer's MLP: a residual stream, with or without the layer's attention, and the norm before the MLP."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,15 +16,14 @@ from tlspectral.models.reading.view import AttentionView
 
 @dataclass(frozen=True)
 class MlpReads:
-    """What the MLP of one layer reads.
+    """How the MLP of one layer gets its input.
 
     Attributes:
-        reads: the points, named as in `AttentionView.hook_names`, of which it reads the sum: what enters the layer, and
-            where the MLP is not parallel to the attention what that adds; in a layer with a mixer what stands in front
-            of it.
-        norm: between that sum and `point`; of kind "none" where there is none. Its gain and bias are None where they
-            act behind the point.
-        point: the hook point that is edited.
+        reads: hook points whose sum the MLP reads, by their names in `AttentionView.hook_names`: the layer's input,
+            plus the attention's output unless MLP and attention are parallel; "middle" in a layer with a mixer.
+        norm: between that sum and `point`; kind "none" without a norm. Gain and bias are None if they act after the
+            point.
+        point: hook point at which the MLP's input is edited.
     """
 
     reads: tuple[str, ...]
@@ -33,13 +32,16 @@ class MlpReads:
 
     @property
     def parallel(self) -> bool:
-        """Whether it reads what enters the layer alone."""
+        """True if the MLP reads only the layer's input, not the layer's attention."""
         return self.reads == ("residual",)
 
     def stream(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """Return the stream that the MLP reads, from what passed the points `reads`."""
-        first, *others = (seen[point] for point in self.reads)
-        return first if not others else first + others[0].to(first.device)
+        """Return the residual stream that the MLP reads, before its norm: the sum of activations at the points `reads`.
+
+        seen: from name in `reads` to the activation.
+        """
+        first, *further = (seen[point] for point in self.reads)
+        return first if not further else first + further[0].to(first.device)
 
     def changed(
         self,
@@ -47,7 +49,10 @@ class MlpReads:
         x: Float[Tensor, "batch pos d_model"],
         removed: Float[Tensor, "batch pos d_model"],
     ) -> Float[Tensor, "*shape d_model"]:
-        """Return what the MLP reads, `read` of the stream `x`, without `removed`; the norm is taken again."""
+        """Return the MLP's input once `removed` is subtracted from the residual stream; the norm is computed again.
+
+        read: the MLP's input in the run without this. x: the stream that the MLP reads in that run.
+        """
         change = self._scaled(self.norm.normalized(x - removed) - self.norm.normalized(x))
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences
 
@@ -58,42 +63,46 @@ class MlpReads:
         stored: torch.dtype,
         where: str,
     ) -> None:
-        """Refuse a run in which `read` is not what the norm makes of the stream `x`. Raises EditNotHonored.
+        """Raise EditNotHonored if the MLP's input `read` is not the norm of the stream x, up to rounding.
 
-        The first sequence is compared. `stored`: the coarsest type of what the run hands on.
+        Only the first sequence is compared. stored: the coarsest type of the run's activations. where: layer, for
+        messages.
         """
-        found, expected = widened(read).reshape(x.shape)[:1].to(x.device), self._scaled(self.norm.normalized(x[:1]))
+        measured, expected = widened(read).reshape(x.shape)[:1].to(x.device), self._scaled(self.norm.normalized(x[:1]))
         if self.norm.bias is not None:
             expected = expected + self.norm.bias.to(expected.dtype).to(expected.device)
         require_close(
-            (found - expected).abs().max(),
+            (measured - expected).abs().max(),
             expected.abs().max(),
             stored,
             "live reads",
-            f"{where}: what passes {self.point} in this run is not what the norm makes of the residual stream; they "
-            "differ",
-            "a change of the stream cannot be carried to it: look for hooks that edit the input of the MLP or its norm",
+            f"{where}: what passes {self.point} in this run is not the norm of the residual stream; they differ",
+            "a change of the stream cannot be carried to the MLP: look for hooks that edit the MLP's input or its norm",
             EditNotHonored,
         )
 
     def _scaled(self, normalized: Tensor) -> Tensor:
+        """Return a normalised stream times the norm's gain, if there is one."""
         gain = self.norm.gain
         return normalized if gain is None else normalized * gain.to(normalized.dtype).to(normalized.device)
 
     def gradient(
         self, of_read: Float[Tensor, "*shape d_model"], x: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Carry a gradient at the input of the MLP back to the residual stream `x` that it reads."""
+        """Return the gradient at the residual stream x from `of_read`, the gradient at the MLP's input."""
         gain = self.norm.gain
         of_read = of_read.reshape(x.shape)
         return self.norm.gradient(of_read if gain is None else of_read * gain.to(of_read), x)
 
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
-    """Return what the MLP of a layer reads; None without one. Raises as `AttentionView.mlp_input`."""
-    found = view.mlp_input(index)
-    if found is None:
+    """Return how the MLP of a layer gets its input, as `MlpReads`; None without an MLP. index: the layer.
+
+    Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
+    """
+    mlp_input = view.mlp_input(index)
+    if mlp_input is None:
         return None
     parallel = getattr(view.model.cfg, "parallel_attn_mlp", False)
     reads = ("residual",) if parallel else ("residual", "attention_out")
-    return MlpReads(("middle",) if view.writes_more(index) else reads, found.norm, found.point)
+    return MlpReads(("middle",) if view.writes_more(index) else reads, mlp_input.norm, mlp_input.point)

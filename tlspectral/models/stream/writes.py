@@ -1,8 +1,8 @@
-"""What the heads of a layer write to the residual stream, and what a layer reads from it.
+"""How the heads of a layer write to the residual stream, and how a layer reads from it.
 
-A layer adds `multiplier * N(sum_h z_h W_O + b_O)` of its attention and the output of its MLP, N the norm behind the
-attention where there is one (Gemma 2 and 3, OLMo 2), else the identity. With the scale of N as the run has it, that is
-a sum over heads.
+A layer adds `multiplier * N(sum_h z_h W_O + b_O)` for its attention, plus the output of its MLP. z is a head's output
+before W_O. N is the norm after the attention (Gemma 2 and 3, OLMo 2) or the identity. With N's scale fixed as in the
+run, this is a sum over heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ from tlspectral.models.running.batches import batch_on
 from tlspectral.models.running.passes import require_single_runs
 
 Input = Literal["q", "k", "v"]
-"""What a head computes from the residual stream: its queries, keys or values."""
+"""What a head computes from the residual stream: queries, keys or values."""
 
 INPUT_POINTS: dict[Input, str] = {"q": "query", "k": "key", "v": "value"}
-"""The hook point of each input, by its name in `AttentionView.hook_names`."""
+"""The hook point of queries, keys and values, by its name in `AttentionView.hook_names`."""
 
 WRITE_POINTS = ("residual", "middle", "residual_after", "attention_out", "mlp_out", "z")
-"""The hook points of a layer that show what it writes, by their names in `AttentionView.hook_names`."""
+"""The hook points that show what a layer writes, by their names in `AttentionView.hook_names`."""
 
 Cast = Callable[[Tensor], Tensor]
 HeadIndex = slice | list[int]
@@ -39,13 +39,13 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class HeadWrites:
-    """How the heads of a layer write to the residual stream.
+    """The weights through which the heads of a layer write to the residual stream.
 
     Attributes:
-        w_o, b_o: as stored; b_o None where there is none. It belongs to no head.
-        norm: behind the attention; of kind "none" where there is none.
-        multiplier: factor on what the layer adds (Granite), else 1.
-        cast: of parameters and activations that are computed with: `widened` or `in_float64`.
+        w_o, b_o: as stored; b_o is None without a bias. It belongs to no single head.
+        norm: norm after the attention; kind "none" without one.
+        multiplier: factor on what the layer adds (Granite), otherwise 1.
+        cast: converts parameters and activations before computing: `widened` or `in_float64`.
     """
 
     w_o: Float[Tensor, "heads d_head d_model"]
@@ -55,18 +55,21 @@ class HeadWrites:
     cast: Cast
 
     def token_scale(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos"]:
-        """Return the scale of the norm behind the attention, 1/rms of each token; 1 without such a norm.
+        """Return the factor (1/rms per token) of the norm after the attention; 1 without such a norm.
 
-        `z` is of all heads, since the norm runs over their sum.
+        z: outputs of all heads before W_O, because the norm acts on the sum of what all heads write.
         """
         if self.norm.kind == "none":
             return self.cast(z).new_ones(z.shape[:2])
-        # Not einops: it would sum over heads and d_head in the other order, which moves the last bits. So in `sum_of`.
+        # einops would sum over heads and d_head in the other order and change the last bits (also in `sum_of`).
         total = torch.einsum("bphd,hdm->bpm", self.cast(z), self.w_o)
         return self.norm.token_scale(total if self.b_o is None else total + self.b_o)
 
     def scaled(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return z of all heads times `token_scale`, of which `effective` makes what they write."""
+        """Return z of all heads times `token_scale`. Its product with `effective` is what the heads write.
+
+        z: outputs of all heads before W_O.
+        """
         return self.cast(z) * self.token_scale(z)[..., None, None]
 
     def written(
@@ -75,7 +78,10 @@ class HeadWrites:
         scale: Float[Tensor, "batch pos"],
         heads: list[int] | None = None,
     ) -> Float[Tensor, "chosen batch pos d_model"]:
-        """Return what these heads (None: all) add to the residual stream, linear in `z` at a given `token_scale`."""
+        """Return what each of these heads (None: all) adds to the residual stream.
+
+        z: outputs of these heads before W_O. scale: `token_scale` of the run.
+        """
         return einsum(
             self.cast(z) * scale[..., None, None],
             self.effective(heads),
@@ -83,7 +89,7 @@ class HeadWrites:
         )
 
     def effective(self, heads: HeadIndex | None = None) -> Float[Tensor, "chosen d_head d_model"]:
-        """Return W_O of these heads (None: all) with multiplier and gain of the norm behind, centred under LN."""
+        """Return W_O of these heads (None: all) with multiplier and gain of the norm after it; centred for LN."""
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
     def sum_of(
@@ -92,51 +98,74 @@ class HeadWrites:
         scale: Float[Tensor, "batch pos"],
         heads: list[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Return what these heads (None: all) add together, without one copy of the stream per head."""
+        """Return the sum of what these heads (None: all) add to the residual stream; no copy of the stream per head.
+
+        z: outputs of these heads before W_O. scale: `token_scale` of the run.
+        """
         return torch.einsum("bphd,hdm->bpm", self.cast(z) * scale[..., None, None], self.effective(heads))
 
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return what the attention adds that belongs to no head: b_O, and the bias of the norm behind."""
+        """Return the part of the attention's output that is from no head: from b_O and the bias of the norm after it.
+
+        scale: `token_scale` of the run.
+        """
         bias = self.w_o.new_zeros(self.w_o.shape[-1]) if self.b_o is None else self.b_o
         added = self._added(bias) * scale[..., None]
         if self.norm.bias is None:
             return added
         return added + self.multiplier * self.cast(self.norm.bias).to(added.dtype).to(added.device)
 
-    def _added(self, written: Tensor) -> Tensor:
-        written = self.norm.centred(written)
+    def _added(self, write: Tensor) -> Tensor:
+        """Return what a vector after W_O adds to the residual stream: centred for LayerNorm, times gain and multiplier.
+
+        write: tensor whose last axis is d_model. The norm's 1/rms per token is not applied.
+        """
+        write = self.norm.centred(write)
         if self.multiplier != 1.0:
-            written = written * self.multiplier
-        # Cast, then the type, then the device: float64 is only on the CPU where the device has no such type.
+            write = write * self.multiplier
+        # This order matters: without float64 on the device, `cast` returns a tensor on the CPU.
         gain = self.norm.gain
-        return written if gain is None else written * self.cast(gain).to(written.dtype).to(written.device)
+        return write if gain is None else write * self.cast(gain).to(write.dtype).to(write.device)
 
 
 def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
-    """Return how the heads of a layer write; differentiable where `cast` is. Raises BadHead for no layer."""
+    """Return the `HeadWrites` of a layer: its W_O, b_O, the norm after the attention and the multiplier.
+
+    index: the layer. cast: converts parameters before computing; the result is differentiable if `cast` is. Raises
+    BadHead if the layer does not exist.
+    """
     b_o, norm, multiplier = view.behind(index)
     return HeadWrites(cast(view.raw(index).w_o), None if b_o is None else cast(b_o), norm, multiplier, cast)
 
 
 def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tensor, "batch pos heads d_head"]:
-    """Return z head by head; some bridges hand on all heads side by side."""
+    """Return z, the heads' outputs before W_O, by head.
+
+    captured: activation at the hook point of z; some bridges join all heads there. w_o: W_O [heads, d_head, d_model],
+    which gives the sizes.
+    """
     return captured.reshape(*captured.shape[:2], *w_o.shape[:2])
 
 
 def require_stream(view: AttentionView) -> None:
-    """Refuse a model in which writes to the residual stream are not told apart. Raises UnsupportedArchitecture."""
-    require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
+    """Raise UnsupportedArchitecture unless the residual stream of a model is a sum of separate writes.
+
+    Encoders are refused, because their norms act on the stream, and so are models that run a layer several times.
+    """
+    require_causal(view, "its norms act on the residual stream, which is not a sum of what heads and MLPs write")
     require_single_runs(view)
 
 
 @torch.no_grad()
 def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tensor], cast: Cast) -> HeadWrites | None:
-    """Return how the heads of a layer write, None without heads, if its stream is the sum of what is written to it.
+    """Return the `HeadWrites` of a layer (None without heads) after a check that its stream is the sum of its writes.
 
-    That is what it read plus what heads, biases and MLP write. In a layer that writes more, a mixer's write is what is
-    left, so that only the sum of its heads, and what its MLP adds, are checked. `captured` is what
-    `capture_until` returns of a run, with the points of `WRITE_POINTS` that the layer has. Raises
-    UnsupportedArchitecture.
+    The check: the layer's output is its input plus the writes of heads, biases and MLP. In a layer with a mixer, the
+    mixer's write is whatever remains, so only the sum of the heads and the MLP's write are checked.
+
+    index: the layer. captured: activations of a run, from hook point name to tensor, with the points `WRITE_POINTS`
+    that the layer has. cast: converts parameters and activations before computing. Raises UnsupportedArchitecture if a
+    sum does not match.
     """
     names = view.hook_names(index)
     writes = head_writes(view, index, cast) if index in view.layers else None
@@ -144,9 +173,10 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
     missing = [names[point] for point in points if names[point] not in captured]
     if missing:
         raise UnsupportedArchitecture(
-            f"layer {index}: {missing[0]} never fires, so it cannot be checked what is written to the stream"
+            f"layer {index}: {missing[0]} never fires, so the writes of this layer cannot be verified: this call needs "
+            "a model that shows its writes at this hook point"
         )
-    # On one device: the stream of a model spread over several moves inside a layer. `cast` may move it too.
+    # Everything is moved to one device, because in a model spread over devices the stream can change it in a layer.
     stored, device = captured[names["residual"]].dtype, cast(captured[names["residual_after"]]).device
     seen = {point: cast(captured[name]).to(device) for point, name in names.items() if name in captured}
     undefined = "the share of one head is not defined"
@@ -154,14 +184,14 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
         z = z_of(seen["z"].to(writes.w_o.device), writes.w_o)
         scale = writes.token_scale(z)
         rebuilt = (writes.sum_of(z, scale) + writes.of_biases(scale)).to(device)
-        problem = "the attention adds something else than what its heads and biases write"
+        problem = "the attention's output is not the sum of what its heads and biases write"
         seen["attention_out"] = seen["attention_out"] * view.attention_factor(index)
         require_equal_streams(rebuilt, seen["attention_out"], stored, f"layer {index}: {problem}", undefined)
     if view.writes_more(index) and not {"middle", "mlp_out"} <= seen.keys():
         return writes
     before = ("middle",) if view.writes_more(index) else ("residual", "attention_out")
     total = torch.stack([seen[point] for point in (*before, "mlp_out") if point in seen]).sum(0)
-    problem = "the residual stream is no sum of what attention and MLP add"
+    problem = "the residual stream is not the sum of its input and what attention and MLP add"
     require_equal_streams(total, seen["residual_after"], stored, f"layer {index}: {problem}", undefined)
     return writes
 
@@ -173,47 +203,52 @@ def mixed(
     cast: Cast,
     behind: Literal["residual_after", "middle"] = "residual_after",
 ) -> Tensor:
-    """Return what a layer writes beside its heads and MLP: what leaves it, less what enters it and what these add.
+    """Return what a layer writes besides heads and MLP: its output minus its input and minus their writes.
 
-    Without a hook point for the MLP it holds that too. `captured` is as for `checked_writes`; with `behind="middle"` it
-    is of the run up to the MLP.
+    index: the layer. captured: activations of a run, from hook point name to tensor. cast: converts activations before
+    computing. behind: "residual_after", or "middle" to stop before the MLP. An MLP without a hook point is included.
     """
     names = view.hook_names(index)
-    written = cast(captured[names[behind]])
+    remainder = cast(captured[names[behind]])
     for point, factor in (("residual", 1.0), ("attention_out", view.attention_factor(index)), ("mlp_out", 1.0)):
         if names.get(point) in captured:
-            written = written - factor * cast(captured[names[point]]).to(written.device)
-    return written
+            remainder = remainder - factor * cast(captured[names[point]]).to(remainder.device)
+    return remainder
 
 
-def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
-    """Refuse a residual stream, stored as a type, that is not the sum of its parts. Raises UnsupportedArchitecture."""
+def require_equal_streams(computed: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
+    """Raise UnsupportedArchitecture if a stream differs from the sum of its parts by more than rounding.
+
+    computed: the sum. expected: the stream.
+
+    stored: type in which the model stores it. problem, effect: beginning and end of the message.
+    """
     require_close(
-        (found - expected).abs().max(),
+        (computed - expected).abs().max(),
         expected.abs().max(),
         stored,
         "stream",
         f"{problem}; they differ",
-        f"{effect}; so it is in Gemma 3n and 4, and under hooks that edit the residual stream",
+        f"{effect}; look for hooks that edit the residual stream (in Gemma 3n and 4 the stream is never such a sum)",
         UnsupportedArchitecture,
     )
 
 
 @dataclass(frozen=True)
 class LayerReads:
-    """What passes one hook point of some heads of a layer, as a function of the residual stream.
+    """Queries, keys or values of some heads as a function of the residual stream, at one hook point.
 
-    That is queries, keys or values before a query/key norm, behind the norm of a latent that they are projected from.
+    They are taken before a query/key norm; in latent attention after the norm of the latent.
 
     Attributes:
-        norm: of the input of the projection.
-        weight: with the gain of `norm` folded in, centred under LayerNorm.
-        bias: with the bias of `norm`; None where it is not read. For values the bias of W_V is ignored.
+        norm: norm before the projection.
+        weight: projection with the gain of `norm` folded in, centred for LayerNorm.
+        bias: with the bias of `norm`; None if it is not used. For values the bias of W_V is ignored.
         point: the hook point, by its name in `AttentionView.hook_names`.
-        latent: how the latent is read from the stream, of one head, where the heads project a latent; `norm` is then
-            the latent's.
-        joint: all heads are one receiver, since they read one latent.
-        before, behind: columns of each head at the hook point that stand before and behind the columns of `weight`.
+        latent: how the latent is read from the stream (as one head); None unless the heads project a latent. `norm` is
+            then the latent's norm.
+        joint: all heads are one receiver, because they read one latent.
+        before, behind: columns of a head at the hook point that come before and after the columns of `weight`.
     """
 
     norm: Normalization
@@ -226,7 +261,7 @@ class LayerReads:
     behind: int = 0
 
     def from_stream(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch heads d_head"]:
-        """Return what the heads read of a residual stream."""
+        """Return the heads' queries, keys or values (before a query/key norm) from the residual stream x."""
         x = self._input(x)
         projected = _projected(self.norm.centred(x) * self.norm.token_scale(x)[..., None], self.weight)
         return projected if self.bias is None else projected + self.bias
@@ -234,10 +269,11 @@ class LayerReads:
     def change(
         self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"], heads: HeadIndex = _ALL
     ) -> Float[Tensor, "*copies chosen d_head"]:
-        """Return what heads read of `x - removed` less what they read of `x`, the norms taken again; 0 if 0 is removed.
+        """Return how the heads' queries, keys or values change if `removed` is subtracted from the stream x.
 
-        With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`.
-        `removed` has the axes of `x` behind axes of its own.
+        The norms are computed again. With P the projection without the norm, and r and r' 1/rms before and after, the
+        change is `(r' - r) P x - r' P removed`. It is exactly 0 if `removed` is 0. `removed` can have more axes before
+        those of x.
         """
         x, removed = self._centred(x, removed)
         before, after = (self.norm.scale_of_centred(part)[..., None, None] for part in (x, x - removed))
@@ -250,25 +286,33 @@ class LayerReads:
         removed: Float[Tensor, "receivers batch pos d_model"],
         heads: HeadIndex,
     ) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Return `change` of heads of which each has its own `removed`; `x` is projected once."""
+        """Return how each head's queries, keys or values change if its own `removed` is subtracted from the stream x.
+
+        removed: one change of the stream per head. heads: these heads, as indices or a slice. The norms are computed
+        again. The stream x is projected only once.
+        """
         x, removed = self._centred(x, removed)
         weight, before = self.weight[heads], self.norm.scale_of_centred(x)
         of_x = x.flatten(0, 1) @ weight  # [heads, tokens, d_head]
         changes = torch.empty_like(of_x)
         at_once = max(1, batch_on(x.device).copied // (x.numel() * x.element_size()))
-        # Each head takes a copy of the stream: as many at once as caches hold.
+        # Each head needs a copy of the stream; so many heads are computed at once as the CPU's caches can hold.
         for first in range(0, len(weight), at_once):
-            some = slice(first, first + at_once)
-            after = self.norm.scale_of_centred(x - removed[some])
-            of_removed = removed[some].flatten(1, 2) @ weight[some]
+            chunk = slice(first, first + at_once)
+            after = self.norm.scale_of_centred(x - removed[chunk])
+            of_removed = removed[chunk].flatten(1, 2) @ weight[chunk]
             scales = (scale.flatten(1)[..., None] for scale in (after - before, after))
-            changes[some] = next(scales) * of_x[some] - next(scales) * of_removed
+            changes[chunk] = next(scales) * of_x[chunk] - next(scales) * of_removed
         return rearrange(changes, "head (batch pos) d_head -> batch pos head d_head", batch=len(x))
 
     def gradient(
         self, of_heads: Float[Tensor, "batch pos heads d_head"], x: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "receivers batch pos d_model"]:
-        """Carry a gradient at what the heads read back to the stream of each receiver."""
+        """Return the gradient at each receiver's residual stream from the gradient at queries, keys or values.
+
+        of_heads: the gradient at them. x: the residual stream. A receiver is one head, or all heads if they read one
+        latent.
+        """
         of_input = einsum(
             of_heads,
             self.weight.to(of_heads),
@@ -280,39 +324,52 @@ class LayerReads:
         return self.latent.norm.gradient(of_input @ self.latent.weight[0].mT.to(of_input), x)
 
     def by_head(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return the columns of `weight` of what passes the hook point, a view where the heads stand side by side."""
+        """Return the columns that `weight` computes, by head, from the activation at the hook point `point`.
+
+        It is a view if the heads stand side by side.
+        """
         d_head = self.weight.shape[2]
         by_head = captured.reshape(*captured.shape[:2], -1, self.before + d_head + self.behind)
         return by_head[..., self.before : self.before + d_head]
 
     def heads_of(self, receivers: list[int]) -> HeadIndex:
-        """Return the heads of some receivers of the layer."""
+        """Return the heads that belong to some receivers of the layer, as indices or a slice.
+
+        A receiver is one head, or all heads if they read one latent.
+        """
         if self.joint or receivers == list(range(len(self.weight))):
             return _ALL
         return slice(receivers[0], receivers[0] + 1) if len(receivers) == 1 else receivers
 
     def _centred(self, x: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the norm reads of the stream, and what is removed from that, both without their means."""
+        """Return (input of the norm for the stream x, amount that `removed` subtracts from it).
+
+        Both are centred if the norm is a LayerNorm.
+        """
         if self.latent is not None:
             x, removed = self._input(x), -self.latent.change(x, removed)[..., 0, :]
-        # The norm is then taken of their difference: where most of the stream is removed, a difference of squares would
-        # round the rest away.
+        # The norm is later computed on their difference. If most of the stream is removed, a difference of squares
+        # would lose the rest in rounding.
         return self.norm.centred(x), self.norm.centred(removed)
 
     def _input(self, x: Tensor) -> Tensor:
+        """Return the input of the norm: the stream x, or in latent attention the latent that is computed from x."""
         return x if self.latent is None else self.latent.from_stream(x)[..., 0, :]
 
 
 def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
+    """Return x times the weight of each head, with an axis of heads before the last one."""
     return einsum(x, weight, "... d_in, head d_in d_head -> ... head d_head")
 
 
 def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
-    """Return the reading side of the heads of a layer (key/value heads for `"k"` and `"v"`), one for each hook point.
+    """Return how the heads of a layer (key/value heads for "k", "v") read the stream: one `LayerReads` per hook point.
 
-    Two are of the queries of gated attention, of which the gate reads what the queries read.
-    Two are of the keys of latent attention, their columns side by side: those from the latent, of each head, and those
-    that rotate, which all heads share.
+    what: "q", "k" or "v" for queries, keys or values. cast: converts parameters before computing, such as `widened`.
+
+    Gated attention has two for "q": the queries and the gate, both read from the same input. Latent attention has two
+    for "k", whose columns stand side by side: columns from the latent, different for each head, and rotating columns
+    shared by all heads.
     """
     norm, latent = raw.norm.as_(cast), raw.q_norm if what == "q" else raw.k_norm
     if not isinstance(latent, Latent):
@@ -328,7 +385,7 @@ def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
     own = LayerReads(norm_of_latent, w_u, None, "query_up", read_latent)
     if what == "q":
         return [own]
-    own = replace(own, point="value", joint=True)  # keys and values of a head stand side by side there
+    own = replace(own, point="value", joint=True)  # at this point keys and values of a head stand side by side
     if what == "v":
         return [replace(own, before=content)]
     rotary = LayerReads(norm, down[..., rank:], bias[..., rank:], "key", joint=True, before=rank)
@@ -336,6 +393,10 @@ def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
 
 
 def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerReads:
+    """Return how the gate of gated attention is computed from the stream, as a `LayerReads`.
+
+    norm: input norm of the layer. cast: converts parameters before computing.
+    """
     assert raw.w_gate is not None
     weight, bias = cast(raw.w_gate), None if raw.b_gate is None else cast(raw.b_gate)
     read = LayerReads(norm, folded_weight(weight, norm), folded_bias(weight, bias, norm), "gate")
@@ -345,9 +406,13 @@ def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerRead
 def change_of_reads(
     reads: list[LayerReads], x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
 ) -> Float[Tensor, "*copies heads d_head"]:
-    """Return `LayerReads.change` of all columns of `layer_reads`, without a gate's columns."""
-    changes = [one.change(x, removed) for one in reads if one.point != "gate"]
+    """Return how queries, keys or values of a layer change if `removed` is subtracted from the stream x.
+
+    reads: the list that `layer_reads` returns. The columns of all its hook points stand side by side; a gate's columns
+    are left out. The norms are computed again.
+    """
+    changes = [reading.change(x, removed) for reading in reads if reading.point != "gate"]
     if len(changes) == 1:
         return changes[0]
-    n_heads = max(len(one.weight) for one in reads)
+    n_heads = max(len(reading.weight) for reading in reads)
     return torch.cat([change.expand(*change.shape[:-2], n_heads, -1) for change in changes], dim=-1)

@@ -3,9 +3,9 @@
 from tlspectral_studies.fingerprint.replication.claims import VERDICTS, PublishedTables
 from tlspectral_studies.fingerprint.replication.constrained_training import side_by_side
 from tlspectral_studies.fingerprint.replication.head_function import ioi_classes
-from tlspectral_studies.fingerprint.replication.markdown import counted, deciding, markdown
 from tlspectral_studies.fingerprint.replication.positional_schemes import POSITIONS, scheme_contrast
 from tlspectral_studies.fingerprint.replication.published_runs import beside_markdown, beside_published
+from tlspectral_studies.fingerprint.replication.readable import counted, deciding, readable
 from tlspectral_studies.fingerprint.replication.sentences import SENTENCE_VERDICTS
 from tlspectral_studies.fingerprint.replication.table import replicate
 
@@ -19,7 +19,7 @@ __all__ = [
     "counted",
     "deciding",
     "ioi_classes",
-    "markdown",
+    "readable",
     "replicate",
     "scheme_contrast",
     "side_by_side",
