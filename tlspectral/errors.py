@@ -23,7 +23,7 @@ _PASSED = {"tlspectral", "tlspectral_studies", "contextlib", "jaxtyping", "beart
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Give a warning that points to the user's line, the last one outside this package."""
+    """Give a warning that points to the user's own line: the last line of the call stack outside this package."""
     level, frame = 1, sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
         level, frame = level + 1, frame.f_back
@@ -31,11 +31,11 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def earlier_calls(*positional: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: the function also takes arguments as its earlier release did, and warns the caller.
+    """Return a decorator that lets a function also take arguments as in its earlier release, with a DeprecationWarning.
 
     Args:
-        positional: names of keyword-only parameters that earlier were the next positional ones, in their order.
-        renamed: from the earlier keyword of a parameter to its name now.
+        positional: names of keyword-only parameters that used to be positional, in their order after the other ones.
+        renamed: `old="new"` for each parameter whose keyword has changed.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -71,33 +71,34 @@ def earlier_calls(*positional: str, **renamed: str) -> Callable[[Callable[P, R]]
 
 
 def _warn_of_earlier(message: str) -> None:
+    """Give a DeprecationWarning with `message` that points to the user's line."""
     warn_caller(f"{message}; the earlier call works in this version only", DeprecationWarning)
 
 
 class UserBlock(ContextDecorator):
-    """Base of contexts that a user opens by `with`. It warns if an object is dropped and was never entered.
+    """Base of objects that a user opens by `with`. It warns if such an object is deleted and was never opened.
 
     Attributes:
         unentered: text of the warning; None for no warning.
-        entered: whether the context was entered; `__enter__` sets it.
+        entered: True once the block was opened; `__enter__` sets it.
     """
 
     unentered: str | None = None
     entered = False
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a decorated function that opens this context at every call."""
+        """Return the function decorated such that every call opens this block; the warning is switched off."""
         self.entered = True
         return super().__call__(function)
 
     def __del__(self) -> None:
-        """Warn if no `with` block was opened."""
+        """Warn if the object was never opened by `with`."""
         if not self.entered and self.unentered is not None and not sys.is_finalizing():
             warn_caller(self.unentered)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'NAME'?" with the known name nearest to the given one; "" if none is near.
+    """Return "; did you mean 'NAME'?" with the name in `known` that is nearest to `given`, or "" if none is near.
 
     Case is ignored.
     """
@@ -112,7 +113,7 @@ _FIRST = 3  # entries of a long container that a message shows
 
 
 def shown(value: Any, most: int = _LONGEST) -> str:
-    """Return a value for a message, on one line of at most `most` characters.
+    """Return a value as text for a message, on one line of at most `most` characters.
 
     Short values are written as Python does. Arrays, frames, models and long containers are named by type and size.
     """
@@ -124,7 +125,7 @@ def shown(value: Any, most: int = _LONGEST) -> str:
 
 
 def _described(value: Any) -> str:
-    """Return `shown` of a value before it is cut to one short line."""
+    """Return a value as text for a message, before line breaks are removed and long text is cut."""
     kind, shape = type(value).__name__, getattr(value, "shape", None)
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 120 else f"{value[:100]!r} ... ({len(value):,} characters)"
@@ -156,9 +157,9 @@ def _described(value: Any) -> str:
 
 
 def public_call() -> str:
-    """Return the public function of this package that the user called, as "ablate(model, heads, part)"; else "".
+    """Return the public function that the user called, such as "ablate(model, heads, part)"; "" if none.
 
-    It stands at the end of messages about swapped arguments, which are raised far below that function.
+    Messages about swapped arguments end with it, because they are raised far below that function.
     """
     frame, call = sys._getframe(), ""
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
@@ -264,7 +265,11 @@ def not_a(value: Any, expected: str) -> str:
 
 
 def require_package(package: str, needed_for: str, install: str) -> None:
-    """Raise ImportError if an optional package is missing. `install` is what to give to pip."""
+    """Raise ImportError if an optional package is missing.
+
+    `package`: name to import. `needed_for`: what needs it, the beginning of the message. `install`: argument of pip
+    install.
+    """
     if importlib.util.find_spec(package) is None:
         raise ImportError(f"{needed_for} needs the package {package}: pip install {install}")
 

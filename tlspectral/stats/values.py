@@ -18,7 +18,7 @@ _OF_ONE = ("model", "step")  # columns that must have a single value, otherwise 
 
 
 def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
-    """Return one column as float64 [rows]; missing and masked values become NaN.
+    """Return one column of numbers as a float64 array [rows]; missing and masked values become NaN.
 
     Raises:
         ValueError: the values are not numbers or not one-dimensional; the message calls them `name`.
@@ -87,8 +87,9 @@ def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def require_aligned(**values: Any) -> None:
-    """Raise ValueError if pandas objects have the same index labels in different orders, because rows are paired by
-    position.
+    """Raise ValueError if pandas objects have the same index labels in different orders, and would be paired wrongly.
+
+    `values`: the arguments by name; rows are paired by position. Objects without an index are not checked.
     """
     indexed = {name: value.index for name, value in values.items() if isinstance(value, pd.Series | pd.DataFrame)}
     if not indexed:
@@ -116,7 +117,10 @@ def complete_rows(*columns: Float64[np.ndarray, "rows *columns"]) -> Bool[np.nda
 
 
 def _as_floats(values: Any, name: str) -> np.ndarray:
-    """Return values as a float64 array with NaN for missing and masked values; ValueError names the argument `name`."""
+    """Return values as a float64 array, with NaN for missing and masked values.
+
+    Raises ValueError, which calls the argument `name`, if they are not numbers.
+    """
     try:
         if isinstance(values, pd.Series):
             return values.to_numpy(dtype=np.float64, na_value=np.nan)

@@ -36,13 +36,13 @@ def repeated_sequences(
     permutation of ids other than BOS, because a token that occurs twice in r would have two induction targets.
 
     Args:
-        view: the model's `attention_view`.
-        n_sequences: number of sequences, two or more.
-        segment_length: L, two or more. A larger L than the context or a small vocabulary allows is cut.
-        seed: seed of the draw.
+        view: `tls.models.reading.attention_view(model)`, not the model itself.
+        n_sequences: number of sequences, two or more. Default: 200.
+        segment_length: L, two or more. A larger L than the context or a small vocabulary allows is cut. Default: 64.
+        seed: seed of the draw. Default: 0.
 
     Returns:
-        Token ids [n_sequences, 1 + 2 L].
+        Tensor of token ids [n_sequences, 1 + 2 L].
 
     Raises:
         ValueError: fewer than two sequences, or no room for a segment of two tokens.
@@ -74,7 +74,7 @@ def repeated_sequences(
 
 
 def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Pack the caller's sequences `[BOS, r, r]` for a model.
+    """Return the caller's sequences `[BOS, r, r]` (a start token, then a segment r twice) as tokens of a model.
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
@@ -91,11 +91,13 @@ def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -
 
 @dataclass(frozen=True, eq=False)
 class RepeatedSegments:
-    """Prompts `[BOS, r, r]` of the task `induction`: the caller's, or drawn when the model is known.
+    """Prompts `[BOS, r, r]` (a start token, then a segment r twice) of the task "induction".
 
     Attributes:
-        given: the caller's token ids [sequences, 1 + 2 L], or None to draw.
-        n_sequences, segment_length, seed: as in `repeated_sequences`.
+        given: the caller's token ids [sequences, 1 + 2 L], or None to draw when a model reads the task.
+        n_sequences: number of sequences to draw.
+        segment_length: L, tokens in a segment to draw.
+        seed: seed of the draw.
     """
 
     given: Tensor | None
@@ -104,7 +106,10 @@ class RepeatedSegments:
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences for a model. Raises ValueError as `induction_loss`."""
+        """Return the sequences as tokens of a model.
+
+        Raises ValueError for given sequences of another form, or if no segment of two tokens fits the context.
+        """
         tokens = self.given
         if tokens is None:
             tokens = repeated_sequences(
@@ -114,7 +119,7 @@ class RepeatedSegments:
 
 
 def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
-    """Return prompts as one tensor of token ids if every row has the form `[BOS, r, r]`; otherwise None."""
+    """Return prompts as a tensor of ids if each is `[BOS, r, r]` (a token, then a segment r twice); otherwise None."""
     try:
         tokens = torch.stack([torch.as_tensor(row) for row in prompts])
     except (TypeError, ValueError, RuntimeError):  # text, a tokenizer's batch, rows of unequal length
@@ -124,7 +129,7 @@ def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
 
 
 def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
-    """Return L if all rows have the form `[BOS, r, r]` with a segment r of L tokens, two or more; otherwise None."""
+    """Return L if every row is `[BOS, r, r]`, a token and twice a segment r of L >= 2 tokens; otherwise None."""
     length = (tokens.shape[1] - 1) // 2
     if length < 2 or tokens.shape[1] != 1 + 2 * length:
         return None
@@ -132,18 +137,19 @@ def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
 
 
 def detector_pairs(name: str, length: int) -> tuple[list[int], list[int]]:
-    """Return two lists of positions for a detector: all queries of the second copy, and the key scored for each.
+    """Return two lists of positions for a detector: all queries of the second copy, and the key scored for each query.
 
-    `name`: name of the detector. `length`: L, tokens in a copy.
+    `name`: name of the detector, such as "induction". `length`: L, tokens in a copy.
     """
     queries = list(range(length + 1, 2 * length + 1))
     return queries, [DETECTORS[name].key(query, length) for query in queries]
 
 
 def repeated_marks(length: int, causal: bool) -> dict[str, Bool[Tensor, "query key"]]:
-    """Return for each score of the detectors a mask [1 + 2 L, 1 + 2 L]: True at the (query, key) pairs it averages.
+    """Return a dict from the name of each detector score to a mask [1 + 2 L, 1 + 2 L] of the pairs that it averages.
 
-    `length`: L. An encoder (`causal` False) also has the score `next`, and empty masks for some detectors.
+    A mask is True at (query, key) pairs of a sequence `[BOS, r, r]`. `length`: L, tokens in r. `causal`: False for an
+    encoder, which also has the score `next`, and empty masks for some detectors.
     """
     wanted = {
         name: detector_pairs(name, length) if causal or detector.in_encoders else ([], [])

@@ -31,7 +31,10 @@ _ARGUMENTS = {
 
 
 def require_part(part: Part) -> None:
-    """Raise TypeError or ValueError if a user's part lacks its name or method, or a method takes other arguments."""
+    """Raise TypeError or ValueError unless a part can be used: it has a name, a known `acts_on` and the method for it.
+
+    Also raises if `settings` is not a dict, or a method takes other arguments than it will be called with.
+    """
     kind = type(part).__name__
     name = getattr(part, "name", None)
     if not isinstance(name, str) or not name:
@@ -51,7 +54,7 @@ def require_part(part: Part) -> None:
 
 
 def _require_control(part: Part) -> None:
-    """Raise TypeError if the part has a `control` that a sweep would not use."""
+    """Raise TypeError if the part has an attribute `control` that a sweep would not use, or an unknown one."""
     which_part = f"the part {part.name!r} acts on {part.acts_on!r}"
     if callable(part.control):
         if part.acts_on != "scores" and _is_users(part, "control"):
@@ -70,7 +73,8 @@ def _require_control(part: Part) -> None:
 def _require_calls(part: Part, whose: str, *, formula: bool) -> None:
     """Raise TypeError if a method of the part takes other arguments than it will be called with.
 
-    `whose` names the part for messages. With `formula`, also raise if the part lacks the method of its `acts_on`.
+    `whose` names the part for messages. `formula`: also raise if the part lacks the method of its `acts_on`, such as
+    `of(scores, pairs)`.
     """
     function, arguments = _FORMULAS[part.acts_on]
     methods = _ARGUMENTS | {function: arguments}
@@ -92,7 +96,7 @@ def _method(part: Any, name: str) -> str:
 
 
 def _is_users(part: Part, function: str) -> bool:
-    """Return whether the method of a part with this name is defined outside tlspectral and its studies."""
+    """Return True if the part's method named `function` is defined outside tlspectral and its studies."""
     module = getattr(getattr(type(part), function, None), "__module__", None) or ""
     return module.partition(".")[0] not in ("tlspectral", "tlspectral_studies")
 
@@ -102,8 +106,8 @@ def bound_parts(
 ) -> dict[int, Part]:
     """Call `part.on` and return a dict from layer to the part that acts there, at the positions of `part`.
 
-    `by_layer` has the heads of each layer. Raises ValueError unless `on` returns parts with the same `acts_on` for some
-    of these layers; with `every`, for all of them.
+    `by_layer` is a dict from layer to heads. Raises ValueError unless `on` returns parts with the same `acts_on` for
+    some of these layers; with `every`, for all of them.
     """
     expected = f"{_method(part, 'on')} must return a dictionary from layer to part"
     arguments = {"view": view, "by_layer": {layer: [*heads] for layer, heads in by_layer.items()}}
@@ -135,10 +139,11 @@ def bound_parts(
 def change_of(
     part: Part, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
 ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-    """Call `part.change`, check its result, and return the change of the scaled scores and the mask of changed pairs.
+    """Return the change of the scaled scores that removes a part, and a mask of the pairs of tokens that change.
 
-    `allowed` is True for pairs of query and key that the model does not mask. The returned tensors share no memory with
-    the part's own. Raises ValueError for a result of another form, shape, type or device, or with NaN or infinities.
+    Calls `part.change` and checks its result. `scores` are the heads' scores in the run, `allowed` is True for pairs of
+    query and key that the model does not mask. The returned tensors share no memory with the part's own. Raises
+    ValueError for a result of another form, shape, type or device, or with NaN or infinities.
     """
     if not _is_users(part, "change"):
         return part.change(scores, allowed)
@@ -160,10 +165,10 @@ def change_of(
 def control_of(
     part: Part, removal: Removal, which: list[int], seeds: list[list[int]]
 ) -> Float[Tensor, "batch drawn pos pos"]:
-    """Call `part.control` and return its random changes of the scores, one for each draw.
+    """Return random changes of the scaled scores, one for each random control of a sweep, from `part.control`.
 
-    `which` has the index of a head in `removal` for each draw, `seeds` the seed of each draw. Raises ValueError unless
-    the result is finite and has this shape.
+    `removal` is the change that the part itself makes, `which` the index of a head in it for each control, `seeds` the
+    seed of each control. Raises ValueError unless the result is finite and has one change per control.
     """
     if not _is_users(part, "control"):
         return part.control(removal, which, seeds)
@@ -183,7 +188,7 @@ def control_of(
 def hidden_keys(
     part: Any, visible: Bool[Tensor, "*rows pos pos"], own: Bool[Tensor, "pos pos"]
 ) -> Bool[Tensor, "*rows pos pos"]:
-    """Call `part.beyond` and return a mask of the visible keys (last axis) that each query no longer sees.
+    """Return a mask of the visible keys (last axis) that each query no longer sees, from `part.beyond`.
 
     `visible` is True where a query sees a key in this run, `own` where the layer would show it without padding. Raises
     ValueError for a result of another shape or dtype, or if it leaves a query without any key.
@@ -203,7 +208,7 @@ def hidden_keys(
 def replaced_z(
     part: Any, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]
 ) -> Float[Tensor, "batch pos chosen d_head"]:
-    """Call `part.of` and return its replacement for z, the output of these heads before W_O.
+    """Return the replacement for z, the output of these heads before W_O, from `part.of`.
 
     Raises ValueError unless the result is finite and has the shape of z.
     """

@@ -20,7 +20,12 @@ from tlspectral.selection import whole_number
 class LongRange(Part):
     """Remove attention to far keys: query i sees key j only if i - j < window or j < sinks.
 
+    Use it in `tls.ablate` or `tls.ablation_sweep` to test whether a head needs keys far away.
+
     >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> with tls.ablate(model, "L0H3", tls.parts.LongRange(window=8)):
+    ...     pass
     >>> tls.parts.LongRange(window=8, sinks=1)
     LongRange(window=8, sinks=1)
 
@@ -30,6 +35,7 @@ class LongRange(Part):
         window: how many of the last keys a head still sees; its own token counts as one.
         sinks: how many first tokens it still sees. Default: 0. They are counted after padding, and separately in each
             document if the mask keeps the documents of a row apart.
+        at: position of the queries that lose far keys. Default: None, all positions.
 
     Raises:
         ValueError: window or sinks is not a whole number, window is below 1, or sinks is below 0.
@@ -53,11 +59,14 @@ class LongRange(Part):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return `window` and `sinks` for attrs, as a dict."""
+        """Dict with `window` and `sinks` for attrs."""
         return {"window": self.window, "sinks": self.sinks}
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, LongRange]:
-        """Return a dict from each layer in `by_layer` to this part. Raises UnsupportedArchitecture for an encoder."""
+        """Return a dict from each layer in `by_layer` (layer to heads) to this part.
+
+        Raises UnsupportedArchitecture for an encoder.
+        """
         require_causal(view, "long range counts the keys before a query")
         return dict.fromkeys(by_layer, self)
 
