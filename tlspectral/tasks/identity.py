@@ -186,7 +186,6 @@ class _Contents:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
-    """Return the values that determine a function: name, code, defaults, closure and the globals that it reads."""
     # A wrapper of jaxtyping or beartype checks types and computes nothing else; beartype generates its code.
     """Return what identifies a function: name, defaults, closure, code and the globals that it reads.
 
