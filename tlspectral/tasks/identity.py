@@ -186,11 +186,11 @@ class _Contents:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
-    # A wrapper of jaxtyping or beartype checks types and computes nothing else; beartype generates its code.
     """Return what identifies a function: name, defaults, closure, code and the globals that it reads.
 
     An installed function gives only its name and closure; a wrapper that checks types gives the wrapped function.
     """
+    # A wrapper of jaxtyping or beartype checks types and computes nothing else; beartype generates its code.
     checks_types = str(function.__globals__.get("__name__")).startswith("jaxtyping.")
     checks_types |= function.__code__.co_filename.startswith("<@beartype(")
     wrapped = getattr(function, "__wrapped__", None)
