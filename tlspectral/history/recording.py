@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from tlspectral.containers import are_columns
-from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError
+from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, shown
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.history.checkpoint_tables import (
     HEAD_HISTORY,
@@ -99,7 +99,7 @@ def head_history(
     if blocks is not None and not isinstance(blocks, BlockPrompt):
         raise TypeError(
             "blocks= needs one tls.positional.BlockPrompt(prefix, blocks, suffix); found "
-            f"{repr(blocks) if isinstance(blocks, str) else type(blocks).__name__}. For tasks and lists of prompts, "
+            f"{shown(blocks) if isinstance(blocks, str) else type(blocks).__name__}. For tasks and lists of prompts, "
             "call positional_symbolic at each checkpoint"
         )
     wanted = _checked_pairs(pairs)

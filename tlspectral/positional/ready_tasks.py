@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspectral.errors import did_you_mean
+from tlspectral.errors import did_you_mean, shown
 from tlspectral.models.running.text import file_lines, packaged_text, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
@@ -281,7 +281,7 @@ def block_task(name: str) -> BlockTask:
     if template not in TEMPLATES:
         names = ", ".join(map(repr, ("binding", *READY)))
         raise ValueError(
-            f"{name!r} is not a ready task: give {names}, or a template of the binding task: "
+            f"{shown(name)} is not a ready task: give {names}, or a template of the binding task: "
             f"{', '.join(map(repr, TEMPLATES))}"
         )
     return BindingTask(template)

@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import shown, warn_caller
+from tlspectral.errors import not_a, shown, warn_caller
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
@@ -308,6 +308,7 @@ def _prompts(prompt: Any, by: RowsBy | None) -> list[BlockPrompt]:
     """
     prompts: list[Any] = list(prompt) if isinstance(prompt, Sequence) else [prompt]
     strange = [type(entry).__name__ for entry in prompts if not isinstance(entry, BlockPrompt)]
+    strange = strange and [f"{strange[0]}: {not_a(prompt, 'a prompt in blocks')}"]
     if strange:
         raise TypeError(
             "prompt= must be a tls.positional.BlockPrompt(prefix, blocks, suffix), a list of them, a "

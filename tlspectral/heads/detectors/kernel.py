@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import earlier_calls, warn_caller
+from tlspectral.errors import earlier_calls, shown, warn_caller
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -245,7 +245,7 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
     if unknown or not listed:
         raise ValueError(
             f"offsets= are key position less query position, numbers from {1 - width} to 0 for prompts of {width} "
-            f"tokens; found {unknown[0] if unknown else 'none'}"
+            f"tokens; found {shown(unknown[0]) if unknown else 'none'}"
         )
     return sorted((-number for number in known), reverse=True)
 

@@ -173,7 +173,7 @@ def faithfulness(
     """
     if (edges is None) != (choose == "bootstrap") or choose not in (None, "bootstrap"):
         raise ValueError(
-            f"edges= and choose={choose!r} do not go together: give a table of edges, or edges=None with "
+            f"edges= and choose={shown(choose)} do not go together: give a table of edges, or edges=None with "
             "choose='bootstrap', which chooses edges on the task itself"
         )
     shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
