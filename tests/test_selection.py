@@ -58,7 +58,7 @@ NO_HEAD = [
 ]  # fmt: skip
 
 
-NAMES = "instead of TransformerLens' nodes, which have one position each, give names: "
+NAMES = "instead of TransformerLens' nodes, which have one position each, give the names: "
 
 
 @pytest.mark.tl4
@@ -364,7 +364,7 @@ def test_what_does_not_exist_is_refused_with_the_range(head, said):
 def test_sets_called_layer_and_head_are_refused():
     """As columns they are L0H0 and L1H1, as sets L0H1 and L0H1."""
     for heads in ({"layer": [0, 1], "head": [0, 1]}, TABLE.to_dict("list"), {"layer": 1, "head": 2}):
-        with pytest.raises(BadHead, match="two readings: columns of a table, or sets"):
+        with pytest.raises(BadHead, match=r"two readings\. Write .* for columns of a table; give sets"):
             tls.ablation_sweep(shared("bridge", "llama"), "output", heads=heads)
 
 
@@ -402,7 +402,7 @@ def test_what_is_no_pair_is_refused_with_the_forms_that_are_read(head):
         lambda: unchecked(_checked_pairs)([((0, 1), head)]),
         lambda: unchecked(HeadHistory.track)(history, "" if head is None else head),
     ):
-        with pytest.raises(BadHead, match=f"(names no head|is .*, not a head; check the order .*): {FORMS}"):
+        with pytest.raises(BadHead, match=f"(names no head|(is|are) .*, not a head.*): {FORMS}"):
             call()
 
 
@@ -511,8 +511,16 @@ def test_a_whole_number_of_any_library_is_a_number_of_things(value):
             "null_draws",
         ),
         (lambda n: unchecked(tls.detect_heads)(shared("bridge", "llama"), null_draws=n), "null_draws"),
-        (lambda n: unchecked(repeated_sequences)(attention_view(shared("bridge", "llama")), n), "n_sequences"),
-        (lambda n: unchecked(repeated_sequences)(attention_view(shared("bridge", "llama")), 2, n), "segment_length"),
+        (
+            lambda n: unchecked(repeated_sequences)(attention_view(shared("bridge", "llama")), n_sequences=n),
+            "n_sequences",
+        ),
+        (
+            lambda n: unchecked(repeated_sequences)(
+                attention_view(shared("bridge", "llama")), n_sequences=2, segment_length=n
+            ),
+            "segment_length",
+        ),
         (lambda n: unchecked(tls.top_pairs)(shared("bridge", "llama"), n=n), "n is how many pairs"),
         (lambda n: unchecked(band_effects)(shared("bridge", "llama"), None, draws=n), "draws"),
         (lambda n: unchecked(tls.faithfulness)(None, None, None, choose="bootstrap", null=n), "null"),

@@ -30,7 +30,7 @@ def an_edge_is_what_plain_recomputation_gives(row, what, kind):
     part = "output" if kind == "output" else a_part(row.name)
     into = f"L{layer}H{head}.{what}"
     if part == "rope_phase" and not row.read_right:
-        message = "the model's scores are not those of"
+        message = "the model's scores do not follow from"
         with pytest.raises(EditNotHonored, match=message), ablate(row.model, senders, part, into=into):
             logits(row.model)
         return

@@ -145,7 +145,7 @@ def left_padding_is_followed_or_refused(row):
     heads = [(rotary_layers(row.view)[-1] if part == "rope_phase" else 1, 1), (0, 2)]
     if row.delegated:
         with (
-            pytest.raises(EditNotHonored, match=r"layer 0: .*padding.*ablate on another backend"),
+            pytest.raises(EditNotHonored, match=r"layer 0: .*padding.*with another backend"),
             ablate(row.model, heads, part),
         ):
             logits(row.model, padded, attention_mask=mask)

@@ -153,7 +153,7 @@ def test_a_second_block_on_one_head_is_refused_alike(backend, name, first, secon
     with (
         ablate(model, "L0", first),
         pytest.raises(
-            EditNotHonored, match=rf"L0H1: an `ablate` context on L0H0, .* \({first}\) is open, and {second}"
+            EditNotHonored, match=rf"L0H1: an `ablate` context on L0H0, .* \({first}\) is open. Removing {second}"
         ),
         ablate(model, [(1, 0), (0, 1)], second),
     ):

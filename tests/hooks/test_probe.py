@@ -175,7 +175,7 @@ def test_edits_of_large_outputs_are_not_rounded_away():
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(EditNotHonored, r"layer 2, head \d: the model's scores are not those"), (BadWeights, "layer 2 is not read")],
+    [(EditNotHonored, r"layer 2, head \d: the model's scores do not follow"), (BadWeights, "layer 2 is not read")],
 )
 def test_of_all_layers_the_one_that_fails_its_check_is_refused_alone(monkeypatch, spied, error, message):
     model, real = zoo.bridge("smollm3"), AttentionView.layer
@@ -255,7 +255,7 @@ def test_a_model_whose_scores_are_not_those_of_its_operators_is_refused(monkeypa
     model = zoo.bridge(name)
     before = state_of(warm(model))
     with (
-        pytest.raises(EditNotHonored, match=r"layer 1, head \d: the model's scores are not those of .*verify_scores"),
+        pytest.raises(EditNotHonored, match=r"layer 1, head \d: the model's scores do not follow from .*verify_scores"),
         ablate(model, [(1, 1)], "antisymmetric" if name == "bloom" else "rope_phase"),
     ):
         pytest.fail("entered")
@@ -283,7 +283,7 @@ def test_past_a_switch_angles_that_are_not_those_of_the_run_are_refused(monkeypa
         logits(model, zoo.prompt(length=48))  # the tables of the run
         monkeypatch.setattr(AttentionView, "rotary_tables", short_tables)
         logits(model, zoo.prompt())
-        with pytest.raises(EditNotHonored, match="layer 0, head 1: the model's scores are not those of"):
+        with pytest.raises(EditNotHonored, match="layer 0, head 1: the model's scores do not follow from"):
             logits(model, zoo.prompt(length=48))
 
 

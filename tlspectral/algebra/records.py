@@ -7,7 +7,7 @@ from typing import Any
 def one_line(self: Any) -> str:
     """Return a dataclass as one line of text: shapes instead of tensors, class names instead of nested dataclasses.
 
-    Used as `__repr__`. Fields that are None, or declared with `repr=False`, are left out.
+    It serves as `__repr__`. Fields that are None, or declared with `repr=False`, are left out.
     """
     shown = []
     for field in fields(self):

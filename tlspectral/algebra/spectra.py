@@ -29,7 +29,7 @@ SYMMETRIC_DROP = 1e-9
 
 @dataclass(frozen=True)
 class ThinProduct:
-    """A matrix `left @ right.T` of rank at most r, stored as its two factors."""
+    """The matrix `left @ right.T`, stored as its two factors; its rank is at most their number of columns r."""
 
     left: Float64[Tensor, "rows r"]
     right: Float64[Tensor, "cols r"]
@@ -41,7 +41,7 @@ class ThinProduct:
         return self.left @ self.right.T
 
     def norm(self) -> float:
-        """Return the Frobenius norm, computed from r x r triangles."""
+        """Return the Frobenius norm of the matrix, computed from r x r triangles."""
         # Gram matrices would lose half of the digits where terms cancel, as in M_A of a nearly symmetric M.
         left, right = (torch.linalg.qr(factor, mode="r").R for factor in (self.left, self.right))
         return float(torch.linalg.norm(left @ right.T))
@@ -60,22 +60,22 @@ def thin_svd(
 
 
 def symmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T` (FP section 3), as two factors of width 2 d_head."""
+    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T` as two factors of width 2 d_head."""
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, w_q], dim=1))
 
 
 def antisymmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T` (FP section 3), as two factors of width 2 d_head."""
+    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T` as two factors of width 2 d_head."""
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, -w_q], dim=1))
 
 
 @dataclass(frozen=True)
 class ThinCore:
-    """Heads of a layer in coordinates of their joint column space.
+    """Query-key matrices M = W_Q W_K^T of a layer, in coordinates of the joint column space of W_Q and W_K.
 
-    `query`, `key`: W_Q and W_K in these r = min(2 d_head, d_model) coordinates. `matrix`: the first m = min(d_head,
-    d_model) rows of M = query @ key^T. The other rows are zero, because W_Q comes first in the QR and spans the first m
-    coordinates.
+    There are r = min(2 d_head, d_model) coordinates. `query`, `key`: W_Q and W_K in these coordinates. `matrix`: the
+    first m = min(d_head, d_model) rows of M = query @ key^T. The other rows are zero, because W_Q comes first in the QR
+    and spans the first m coordinates.
     """
 
     query: Float64[Tensor, "heads r d_head"]
@@ -84,7 +84,7 @@ class ThinCore:
 
     @property
     def core(self) -> Float64[Tensor, "heads m m"]:
-        """Square matrix with the non-zero eigenvalues of M."""
+        """Square matrix [heads, m, m] with the eigenvalues of M that can differ from 0."""
         return self.matrix[:, :, : self.matrix.shape[1]]
 
     def square(self) -> Float64[Tensor, "heads r r"]:
@@ -120,15 +120,16 @@ def singular_values(core: ThinCore) -> Float64[Tensor, "heads m"]:
 
 
 def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
-    """Return the eigenvalues of M_S on the joint column space, ascending; M_S has no other non-zero eigenvalues."""
+    """Return the eigenvalues of M_S = (M + M^T) / 2 on the joint column space, ascending; all others of M_S are 0."""
     square = core.square()
     return torch.linalg.eigvalsh((square + square.mT) / 2)
 
 
 def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
-    """Return diag(S) V^T U [p, p] of one head, restricted to the p singular directions above float64 rounding.
+    """Return a small matrix [p, p] of one head with the eigenvalues of M, without the null space.
 
-    Its eigenvalues are those of M without the null space, whose rounding noise can look like a Jordan block.
+    It is diag(S) V^T U, restricted to the p singular directions above float64 rounding. Rounding noise of the null
+    space can look like a Jordan block.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((values > max(matrix.shape) * EPSILON * values[0]).sum())
@@ -140,7 +141,7 @@ def eigen(
 ) -> tuple[Complex128[Tensor, "heads m"], Float64[Tensor, " heads"]]:
     """Return the eigenvalues of M, largest modulus first, and the condition number (2-norm) of their unit eigenvectors.
 
-    `values` are the singular values. If a head's rank in float64 is below m, it is first projected on its rank.
+    `values`: the singular values of M. If a head's rank in float64 is below m, M is first restricted to its range.
     Eigenvalues of the null space are then exactly 0, and their eigenvectors do not enter the condition number.
     """
     eigenvalues, vectors = torch.linalg.eig(core.core)
@@ -174,20 +175,21 @@ class Spectrum:
 
 
 def spectrum(core: ThinCore) -> Spectrum:
-    """Return singular values, eigenvalues with their condition, and eigenvalues of M_S (FP section 3, Decompositions).
+    """Return the `Spectrum` of a layer: singular values, eigenvalues with their condition, and eigenvalues of M_S.
 
-    The error of an eigenvalue is up to `eigenvector_condition` times 1e-16 ||M||, so a large condition means that the
-    weights do not determine it.
+    See "Fingerprint, Not Blueprint", section 3. The error of an eigenvalue is up to `eigenvector_condition` times 1e-16
+    ||M||, so a large condition means that the weights do not determine it.
     """
     values = singular_values(core)
     return Spectrum(values, *eigen(core, values), symmetric_eigenvalues(core))
 
 
 def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
-    """Return one array per head: rotation angles in radians, one for each block of the real Schur form (FP section 3).
+    """Return an array per head: rotation angles in radians, one for each block of the real Schur form of M.
 
     A 2 x 2 block gives the argument of its eigenvalue, in (0, pi). A 1 x 1 block gives 0 or pi by its sign. Blocks are
-    in LAPACK's order. The angles belong to M on the residual stream; they are not angles of RoPE.
+    in LAPACK's order. The angles belong to M on the residual stream; they are not angles of RoPE. See "Fingerprint, Not
+    Blueprint", section 3.
     """
     angles = []
     for matrix in core.matrix.detach().cpu():
@@ -220,7 +222,7 @@ def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
 def _trimmed_angles(
     query: Float64[Tensor, "r d_head"], key: Float64[Tensor, "r d_head"], tolerance: float
 ) -> Float64[np.ndarray, " angles"]:
-    """Return the principal angles of two factors without full rank, in degrees.
+    """Return the principal angles between the column spaces of two factors without full rank, in degrees.
 
     Directions with a singular value below `tolerance` times the largest are dropped.
     """
@@ -232,9 +234,9 @@ def _trimmed_angles(
 
 
 def rank_tolerance(storage_dtype: torch.dtype, d_model: int, d_head: int) -> float:
-    """Return the ratio to the largest singular value below which a singular value counts as rounding of stored weights.
+    """Return the share of the largest singular value below which a singular value counts as rounding of stored weights.
 
-    max(d_model, d_head) eps for storage in 32 bits or more; eps for 16 bits or less.
+    It is max(d_model, d_head) eps for storage in 32 bits or more, and eps for 16 bits or less.
     """
     limits = torch.finfo(storage_dtype)
     # With the factor, the 16-bit tolerance would exceed 1.
@@ -290,7 +292,7 @@ class HeadMetrics:
 def _content_pos_frac(
     values: Float64[np.ndarray, "heads r"], norms: Float64[np.ndarray, " heads"], tolerance: float
 ) -> Float64[np.ndarray, " heads"]:
-    """Return the share of positive eigenvalues of M_S in the sum of their moduli, for each head.
+    """Return for each head the sum of the positive eigenvalues of M_S over the sum of all their moduli.
 
     `values`: eigenvalues of M_S. `norms`: ||M||. NaN where M_S is below `tolerance` times ||M||, or all zero.
     """
@@ -309,7 +311,9 @@ def head_metrics(
     storage_dtype: torch.dtype,
     effective_dimension: int,
 ) -> HeadMetrics:
-    """Return the scalar metrics of the heads of a layer (FP section 3).
+    """Return the scalar metrics of the heads of a layer, as `HeadMetrics` (arrays over heads).
+
+    See "Fingerprint, Not Blueprint", section 3. M = W_Q W_K^T, and λ are its eigenvalues.
 
     Args:
         w_q, w_k: norm-folded and, for LayerNorm, centred; `w_k` has one entry per query head.

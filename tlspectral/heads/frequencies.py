@@ -46,9 +46,12 @@ def frequency_table(model: Any) -> pd.DataFrame:
         model: a TransformerBridge or HookedTransformer.
 
     Returns:
-        DataFrame sorted by layer, head and frequency; layers without rotary positions have no rows. Columns: `layer,
-        head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`. `attrs` hold where the model came from,
-        with hashes of its weights, and `rotary_valid_up_to`, the longest valid prompt.
+        DataFrame with a row per head and rotary pair, sorted by layer, head and frequency; layers without rotary
+        positions have no rows. Columns: `layer, head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`.
+        `frequency` is the pair's index (0: the model's first), `theta` its angle per token in radians, `wavelength` is
+        2 pi / theta in tokens, `im_share` is im_norm / (re_norm + im_norm). Norms are Frobenius norms, in the unit of
+        scores before division by the attention scale (sqrt(d_head)). `attrs` hold where the model came from, with
+        hashes of its weights, and `rotary_valid_up_to`, the longest valid prompt.
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.

@@ -38,16 +38,17 @@ def heads(
     head without a row is white.
 
     Args:
-        table: one row per head, with `layer`, `head` and the column.
-        column: name of the column to draw; its values are numbers.
-        limits: (low, high) ends of the colour scale; None takes the smallest and largest value.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: one row per head, with `layer`, `head` and the column, such as the table of `tls.analyze_heads`.
+        column: name of the column to draw; its values are numbers or booleans.
+        limits: (low, high) ends of the colour scale. Default: the smallest and largest value.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure with a cell per head; the colour bar is in the unit of the column.
 
     Raises:
         ValueError: a column is missing or is not numeric, the table has no rows, or a head has several rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
     Not established: that a named head is unusual. The largest of many heads is large by chance too; compare the null
     columns and errors of the table.
@@ -94,8 +95,10 @@ def heads(
 
 
 def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMappable:
-    """Return the colour map of values: two-sided around 0 if they have both signs, otherwise from pale to dark;
-    `limits` are its ends.
+    """Return the matplotlib colour map and scale for an array of values: purple to orange around 0 if they have both
+    signs, otherwise pale to dark.
+
+    `limits` are (low, high) ends of the scale; None takes the smallest and largest finite value.
     """
     finite = values[np.isfinite(values)]
     low, high = limits or ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))

@@ -24,10 +24,10 @@ def name_points(
     colours: list[str],
     gid: str,
 ) -> None:
-    """Write each name near its point, inside the axes, without covering other names or named points.
+    """Write each name near its point, inside the axes, where it covers few other names and points.
 
-    `places` are the named points and `others` points that should stay visible, both in data coordinates.
-    `figure.findobj` finds the texts by `gid`.
+    `places` are the named points [named, 2] and `others` points [points, 2] that should stay visible, both in data
+    coordinates. `colours` has a colour per name. `figure.findobj` finds the texts by `gid`.
     """
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())

@@ -39,22 +39,23 @@ PROBE_LENGTH = 8
 
 
 def _moved(place: Any) -> Any:
-    """Return a method that moves the model to a device or type."""
+    """Return a method that moves a model to the device, or converts it to the dtype, `place`."""
     return lambda model: model.to(place)
 
 
 class SpectralModel(nn.Module):
     """A copy of a TransformerBridge or HookedTransformer whose queries and keys have learnable rotations.
 
-    Made by `to_spectral`. It works like the copied model: calls, `run_with_cache`, `run_with_hooks`, `hooks`,
-    `generate`, `cfg`, `tokenizer`, key/value caches, `position_ids`, gradient checkpointing, threads and torch.compile.
-    Parameters and state dict also have `spectral.{layer}.log_omega_shift` (or `.omega`), `.phase` and `.gain`. Hooks at
-    `hook_q` and `hook_k` see activations before the learned rotation (backward hooks there see the gradient after it).
-    Scores and patterns include the rotation.
+    `tls.to_spectral(model)` makes it. It works like the copied model: calls, `run_with_cache`, `run_with_hooks`,
+    `hooks`, `generate`, `cfg`, `tokenizer`, key/value caches, `position_ids`, gradient checkpointing, threads and
+    torch.compile. Parameters and state dict also have `spectral.{layer}.log_omega_shift` (or `.omega`), `.phase` and
+    `.gain`. Hooks at `hook_q` and `hook_k` see activations before the learned rotation (backward hooks there see the
+    gradient after it). Scores and patterns include the rotation.
 
     Attributes:
         base: the model from which it was made; it is not changed.
-        spectral: the `SpectralRoPE` modules, by layer.
+        rotated: the copy that runs, with its rotations.
+        spectral: the `SpectralRoPE` modules, as a ModuleDict from the layer's number (as text).
     """
 
     def __init__(self, base: Any, rotated: Any, layers: nn.ModuleDict):
@@ -98,7 +99,7 @@ class SpectralModel(nn.Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the copied model's forward pass, with the learned rotations."""
+        """Run the copied model's forward pass with the learned rotations, and return its output."""
         return self.rotated(*args, **kwargs)
 
     @uninterrupted
@@ -108,13 +109,14 @@ class SpectralModel(nn.Module):
             yield self
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the learnable frequencies, phases and gains, without the weights."""
+        """Return the learnable frequencies, phases and gains, without the model's weights."""
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer as it acts now: frequencies per head, gain, phase; None without rotary.
+        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head.
 
-        With `live`, gradients pass through gain and phase to the spectral parameters.
+        The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
+        to the spectral parameters.
         """
         own = attention_view(self.rotated).rotary(layer)
         return spectral_geometry(own, by_layer(self.spectral).get(layer), live=live)
@@ -122,13 +124,13 @@ class SpectralModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the copied model's parameters by their own names, then the spectral ones as `spectral.{layer}...`."""
+        """Yield (name, parameter): the copied model's parameters, then the spectral ones as `spectral.{layer}...`."""
         before = f"{prefix}." if prefix else ""
         yield from self.rotated.named_parameters(prefix, recurse, remove_duplicate)
         yield from self.spectral.named_parameters(f"{before}spectral", recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of the copied model and the spectral parameters in one dict.
+        """Return the weights of the copied model and the spectral parameters in one dict.
 
         With a destination or prefix, as inside another module, the names follow torch's rules.
         """
@@ -138,9 +140,9 @@ class SpectralModel(nn.Module):
         return dict(self.rotated.state_dict(**options)) | self.spectral.state_dict(prefix=_PREFIX, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a dict of `state_dict`; names without `spectral.` go to the copied model.
+        """Load a dict that `state_dict` returned; names without `spectral.` go to the copied model.
 
-        Raises RuntimeError as torch does.
+        Raises RuntimeError, as torch does, for missing or unknown names and other shapes.
         """
         spectral = {name.removeprefix(_PREFIX): value for name, value in state_dict.items() if name.startswith(_PREFIX)}
         base = {name: value for name, value in state_dict.items() if not name.startswith(_PREFIX)}
@@ -183,24 +185,25 @@ def to_spectral(
     >>> tls.to_spectral(model)(tokens).equal(model(tokens))
     True
 
-    The copy starts with the model's own frequencies, and its logits are checked to be equal bit by bit. The given model
-    is not changed. Train the copy with `torch.optim.AdamW(tlspectral.spectral_rope.parameter_groups(spectral,
-    lr=1e-3))`.
+    The copy starts with the model's own frequencies, and its logits are checked to be equal bit by bit. Train it with
+    `torch.optim.AdamW(tls.spectral_rope.parameter_groups(spectral, lr=1e-3))`.
 
     Args:
         model: TransformerBridge, HookedTransformer or causal language model of transformers, with rotary positions.
         scope: heads that share parameters: "head" (default: each has its own), "group" (query heads that share keys),
             "layer" or "model".
-        heads: heads that learn, as in `ablate`; all heads of a group that shares keys. Default: all.
+        heads: heads that learn: "L5H1", (5, 1), "L5", a list, or a DataFrame; all heads that share keys. Default: all.
         frequencies: rotary pairs that learn, by index (0 is the model's first) or as a boolean mask. Default: all.
         log_omega: True (default) learns the logarithm of a frequency, so steps are relative. False learns the frequency
             itself, which may reach 0 or change its sign.
-        shared_phase, phase_noise: as in `SpectralRoPE`. Defaults: False, 0. seed: of the noise. Default: 0.
+        shared_phase: True turns queries and keys by the phase, which cancels in every score. Default: False, queries
+            only.
+        phase_noise: standard deviation of the phase at the start, radians. Default: 0. seed: of the noise. Default: 0.
         share_weights: True (default) uses the given model's weights, frozen. False: weights of its own, which train.
 
     Returns:
-        A `SpectralModel`; for a model of transformers, a model of its own class. If generation with a key/value cache
-        fails a check, a warning is given and the model generates without a cache.
+        A `SpectralModel`, used like the given model; for a model of transformers, a model of its own class. If
+            generation with a key/value cache fails a check, a warning is given and the model generates without a cache.
 
     Raises:
         UnsupportedArchitecture, BadWeights: no rotary positions, an unreadable layer, or another rotation function.
@@ -256,7 +259,10 @@ def _bridge_of(model: Any) -> Any:
 
 
 def _copied(model: Any, *, shared: bool) -> Any:
-    """Return a copy of a TransformerLens model without its hooks; with `shared` on the same weights, frozen."""
+    """Return a copy of a TransformerLens model without its hooks.
+
+    `shared`: True puts the given model's own weights, frozen, into the copy; False copies the weights.
+    """
     tokenizer = getattr(model, "tokenizer", None)
     memo: dict[int, Any] = {id(tokenizer): tokenizer}
     for root in (model, getattr(model, "original_model", model)) if shared else ():
@@ -279,9 +285,11 @@ def _prove(
     d_vocab: int,
     identical: bool,
 ) -> None:
-    """Raise unless both models give equal logits (if `identical`) and the logits depend on every rotated query and key.
+    """Raise unless the spectral model's logits depend on every rotated query and key and equal the ordinary model's.
 
-    Raises EditNotHonored for an unused rotation, ScoreMismatch for other logits.
+    `run`, `run_base`: functions from tokens to logits of the spectral and the ordinary model. `layers`: learned
+    modules. `identical`: False leaves out the comparison of logits, for a random start. Raises EditNotHonored for a
+    rotation without effect, ScoreMismatch for other logits.
     """
     tokens = probe_tokens(d_vocab, PROBE_LENGTH)
     rotated: dict[tuple[int, str], Tensor] = {}

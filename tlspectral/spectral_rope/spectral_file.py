@@ -30,7 +30,10 @@ _FORMAT_PREFIX = "tlspectral.spectral_"
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
-    """Return the tensors of a spectral model's file: parameters by layer, and the constants of their rotation."""
+    """Return copies of the tensors that a spectral model's file holds, by name.
+
+    They are the parameters by layer, and the constants of their rotation.
+    """
     return on_their_own(model.spectral.state_dict())
 
 
@@ -40,7 +43,10 @@ def on_their_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def options_of(model: Any) -> dict[str, Any]:
-    """Return the arguments of `to_spectral` that give modules like those of this spectral model, as a dict for JSON."""
+    """Return a dict, for JSON, of arguments with which `to_spectral` makes modules like those of this model.
+
+    Keys: scope, log_omega, shared_phase, heads, frequencies.
+    """
     layers = layers_of(model)
     first = next(iter(layers.values()))
     pairs = first.query_mask.any(0)
@@ -60,9 +66,10 @@ def options_of(model: Any) -> dict[str, Any]:
 def write_file(
     path: Path, shown: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> None:
-    """Write a file of a spectral model to `path`. Raises OSError that names `shown`, for example for a full disk.
+    """Write a file of a spectral model to `path`.
 
-    `record`: the options. `identity`: from `identity_of`.
+    `shown`: the path in messages. `record`: the options, as a dict. `identity`: from `identity_of`. Raises OSError, for
+    example for a full disk.
     """
     held, text = {**tensors, IDENTITY: as_tensor(identity)}, json.dumps(record)
     try:
@@ -73,10 +80,10 @@ def write_file(
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Return the tensors, the record of options and the identity of a file.
+    """Read a spectral model's file. Return its tensors by name, its options, and the identity of its weights.
 
-    Raises FileNotFoundError, and IncompatibleCheckpoint for a file that is damaged, of another version or of another
-    kind.
+    The identity is the dict that `identity_of` made. Raises FileNotFoundError, and IncompatibleCheckpoint for a file
+    that is damaged, of another version or of another kind.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -108,9 +115,9 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def require_format(path: Path, file_format: Any) -> None:
-    """Raise IncompatibleCheckpoint unless `file_format` is this version's format.
+    """Raise IncompatibleCheckpoint unless `file_format` is the format that this version writes.
 
-    The message tells files of an older version, of a newer version and of other programs apart.
+    `path`: the file, for the message. The message says whether the file is older, newer or of another program.
     """
     if file_format == FORMAT:
         return
@@ -129,7 +136,7 @@ def require_format(path: Path, file_format: Any) -> None:
 
 
 def record_in(path: Path) -> dict[str, Any] | None:
-    """Return the record of options in a file, without reading tensors; None if it is not of this version's format."""
+    """Return the options in a spectral model's file without reading tensors; None for any other file or version."""
     metadata = _metadata(path)
     try:
         record = json.loads(metadata["spectral"]) if metadata.get("format") == FORMAT else None
@@ -145,7 +152,7 @@ def holds_parameters(path: Path) -> bool:
 
 
 def spectral_file_of(path: Path) -> Path | None:
-    """Return the file of a spectral model, of any version, that `path` is or contains; None without such a file."""
+    """Return the spectral model's file at `path` or in the folder `path`, of any version; None if there is none."""
     held = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return next((at for at in held if str(_metadata(at).get("format")).startswith(_FORMAT_PREFIX)), None)
 

@@ -36,10 +36,10 @@ _TOLERANCE = {True: 1e-3, False: 0.03}
 
 
 def identity_of(model: Any) -> dict[str, Any]:
-    """Return the identity of a spectral model as a dict for JSON.
+    """Return a dict, for JSON, that identifies the weights of a spectral model.
 
-    `form`, `dtype`, `sha256`: of its weights without spectral parameters. `log_probabilities`: of each next token of
-    `tokens`, with spectral parameters.
+    Keys: `form` (of the model), `dtype` and `sha256` of its weights without spectral parameters; `tokens`, a short
+    prompt; and `log_probabilities` of each next token of the prompt, with spectral parameters.
     """
     weights = plain_weights(model)
     context = stated_context(model.config) if of_transformers(model) else attention_view(model).n_ctx
@@ -54,9 +54,9 @@ def identity_of(model: Any) -> dict[str, Any]:
 
 
 def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
-    """Raise IncompatibleCheckpoint unless a spectral model matches a stored identity.
+    """Raise IncompatibleCheckpoint unless a spectral model matches a stored identity, a dict of `identity_of`.
 
-    Weights are compared if form and precision allow it, and always the log-probabilities. `where`: file, for messages.
+    Weights are compared if form and precision allow it, log-probabilities always. `where`: file, for messages.
     """
     weights, precision = plain_weights(model), getattr(torch, stored["dtype"])
     same_form = stored["form"] == _form(model)
@@ -80,9 +80,9 @@ def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
 
 
 def _difference(stored: Mapping[str, Any], model: Any) -> float:
-    """Return the largest difference of log-probabilities from a stored identity.
+    """Return the largest difference of the model's log-probabilities from those of a stored identity.
 
-    0 if none of the values of either model is finite; infinite if the vocabulary is too small.
+    It is 0 if neither model has finite values, and infinite if the model's vocabulary is too small for the prompt.
     """
     if max(stored["tokens"]) >= _vocabulary(model):
         return math.inf
@@ -93,12 +93,12 @@ def _difference(stored: Mapping[str, Any], model: Any) -> float:
 
 
 def as_tensor(identity: Mapping[str, Any]) -> Tensor:
-    """Return an identity as a tensor of bytes, because a state dict can hold only tensors."""
+    """Return an identity (a dict) as a tensor of the bytes of its JSON, because a state dict can hold only tensors."""
     return torch.tensor(list(json.dumps(identity).encode()), dtype=torch.uint8)
 
 
 def from_tensor(stored: Tensor) -> dict[str, Any]:
-    """Return the identity that `as_tensor` turned into a tensor."""
+    """Return the identity (a dict) that `as_tensor` turned into a tensor."""
     return json.loads(bytes(stored.tolist()))
 
 
@@ -124,7 +124,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def of_transformers(model: Any) -> bool:
-    """Return whether a model, spectral or not, is a Hugging Face model (not of TransformerLens)."""
+    """Return True if a model, spectral or not, is a Hugging Face model and not of TransformerLens."""
     return not hasattr(model, "run_with_hooks")
 
 
@@ -135,7 +135,7 @@ def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "
 
 
 def _hashed(name: str, value: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors to hash for one weight: name with shape, and values; nothing for a bias of zeros."""
+    """Return the tensors to hash for one weight: its name with its shape, and its values; () for a bias of zeros."""
     if name.endswith("bias") and not bool(value.any()):
         return ()
     return torch.tensor([*name.encode(), *value.shape]), value

@@ -21,7 +21,7 @@ RankMethod = Literal["hybrid", "rank"]
 
 @dataclass(frozen=True)
 class PartialCorrelation:
-    """A correlation of x and y after controls were removed from both.
+    """A rank correlation of x and y after controls were removed from both; `tls.stats.partial_spearman` returns it.
 
     Attributes:
         statistic: the correlation, -1 to 1, or NaN.
@@ -33,6 +33,8 @@ class PartialCorrelation:
         method: "hybrid" or "rank".
         reason: why the statistic is NaN, else None.
         n_layers: layers with two or more heads; None if rows were not compared within layers.
+
+    Not established: causation; or significance, if rows depend on each other and no layers were given.
     """
 
     _repr_html_ = html_summary
@@ -55,28 +57,29 @@ def partial_spearman(
     method: RankMethod = "hybrid",
     layers: Values | None = None,
 ) -> PartialCorrelation:
-    """Return the rank correlation of x and y with controls removed from both (FP sections 5 to 7, Tables 2 and 3).
-
-    >>> import numpy as np, tlspectral as tls
-    >>> x, y, control = np.array([1, 2, 3, 4, 5, 7]), np.array([1, 3, 2, 5, 4, 6]), np.array([1, 3, 2, 4, 4, 7])
-    >>> round(tls.stats.partial_spearman(x, y, control).statistic, 2)
-    0.09
+    """Return the rank correlation of x and y with controls removed from both.
 
     Use it to test whether two columns of a head table are related beyond a third. Give `layers` for a p-value that can
-    be trusted.
+    be trusted. The method is that of "Fingerprint, Not Blueprint", sections 5 to 7.
+
+    >>> import tlspectral as tls
+    >>> x, y, control = [1, 2, 3, 4, 5, 7], [1, 3, 2, 5, 4, 6], [1, 3, 2, 4, 4, 7]
+    >>> round(tls.stats.partial_spearman(x, y, control).statistic, 2)
+    0.09
 
     Args:
         x, y: numbers, [rows].
         controls: numbers, [rows] or [rows, controls], or a DataFrame; [rows, 0] gives the plain Spearman correlation.
         method:
-            - "hybrid" (default, as in FP): regress the raw x and y on the raw controls, then rank the residuals.
+            - "hybrid" (default, as in the paper): regress the raw x and y on the raw controls, then rank the residuals.
             - "rank": rank x, y and every control first, regress, then take Pearson's correlation.
         layers: layer of each row, [rows], of one model. Heads are then compared only within their layer, and the
-            p-value does not assume independent heads.
+            p-value does not assume independent heads. Default: None.
 
     Returns:
-        `PartialCorrelation`. Rows with a missing value or layer are left out and counted. The statistic is NaN, with a
-        reason, if x or y is constant or a linear function of the controls, or if too few rows or layers are left.
+        `PartialCorrelation` with `.statistic` (-1 to 1), `.pvalue` (two-sided t test), `.n`, `.n_dropped` (rows with a
+            missing value or layer, left out), `.n_controls`, `.n_layers` and `.reason`. The statistic is NaN, with a
+            reason, if x or y is constant or a linear function of the controls, or if too few rows or layers are left.
 
     Raises:
         ValueError: lengths differ, values are not numbers, a value is infinite under "hybrid", the method is unknown,
@@ -110,8 +113,11 @@ def partial_correlation(
     method: RankMethod,
     layers: Int64[np.ndarray, "rows"] | None = None,
 ) -> PartialCorrelation:
-    """Compute `partial_spearman` for a matrix with the columns x, y and controls. A layer of -1 means that it is
-    missing.
+    """Return the partial rank correlation of the first two columns of a matrix, with the other columns as controls.
+
+    `layers`: layer of each row, -1 if unknown; heads are then compared within layers. Rows with NaN or an unknown layer
+    are left out. `method`: "hybrid" or "rank", as in `partial_spearman`. Raises ValueError for infinite values under
+    "hybrid".
     """
     complete = complete_rows(variables)
     if layers is not None:
@@ -134,9 +140,9 @@ def partial_correlation(
 def residual_correlation(
     variables: Float64[np.ndarray, "rows variables"], method: RankMethod
 ) -> tuple[float, int, str | None]:
-    """Return the correlation, the number of independent controls, and the reason if it is NaN (else None).
+    """Return the partial correlation, the number of independent controls, and the reason if it is NaN (else None).
 
-    Columns are x, y and controls; rows must not have NaN.
+    `variables`: columns x, y and controls, without NaN. `method`: "hybrid" ranks residuals; "rank" ranks columns first.
     """
     if len(variables) < 3:
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
@@ -152,7 +158,7 @@ def residual_correlation(
 
 @dataclass(frozen=True, eq=False)
 class FalseDiscovery:
-    """P-values adjusted by Benjamini and Hochberg, in the order of the input.
+    """P-values adjusted by Benjamini and Hochberg, in the order of the input; `benjamini_hochberg` returns it.
 
     Attributes:
         q: adjusted p-values [tests]: the smallest false discovery rate at which the test is rejected.
@@ -166,7 +172,7 @@ class FalseDiscovery:
 
 
 def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
-    """Adjust the p-values of one family of tests for the false discovery rate (Benjamini and Hochberg; FP Table 4).
+    """Adjust the p-values of one family of tests for the false discovery rate (Benjamini and Hochberg).
 
     >>> import tlspectral as tls
     >>> tls.stats.benjamini_hochberg([0.01, 0.02, 0.5]).q.round(2).tolist()
@@ -178,7 +184,7 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
         pvalues: [tests], from 0 to 1. A NaN does not count as a test, and its q is NaN.
 
     Returns:
-        `FalseDiscovery` with `q` [tests] and `n`.
+        `FalseDiscovery` with `.q`, the adjusted p-values [tests] from 0 to 1, and `.n`, the number of tests.
 
     Raises:
         ValueError: `pvalues` is not one-dimensional, or a value is outside [0, 1].

@@ -325,7 +325,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
         (None, None, "found None"),
         (pd.DataFrame({"sender": ["L0H1"]}), None, "the table of edges has no column receiver"),
         ([], "induction", "induction has no counterfactual prompts: give Task"),
-        ([], "other", "task must be a tls.Task, 'induction' or 'language', not 'other'"),
+        ([], "other", "'other' is not a task: task must be a tls.Task"),
     ],
 )
 def test_what_names_no_edges_or_no_task_is_refused(planted, edges, task, words):

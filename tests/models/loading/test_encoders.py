@@ -167,7 +167,7 @@ def test_a_sweep_is_ablation_of_each_head(name):
 @encoders
 def test_a_run_with_a_mask_is_refused_inside_a_block(name):
     model, mask = zoo.shared("bridge", name), (torch.arange(12) < 9).long().expand(4, -1)
-    with tls.ablate(model, "L0H1", "symmetric"), pytest.raises(EditNotHonored, match=r"look for .* padding"):
+    with tls.ablate(model, "L0H1", "symmetric"), pytest.raises(EditNotHonored, match=r"run without .* padding"):
         logits(model, TOKENS, attention_mask=mask)
 
 

@@ -37,14 +37,17 @@ class SeenKeys:
             self.mask_of[layer] = place
 
     def uniform(self) -> Float64[Tensor, "masks query key"]:
-        """Return the attention of a head that gives equal weight to all keys that a query sees, for each mask."""
+        """Return, for each mask, the attention of a head that gives equal weight to all keys that a query sees: [masks,
+        query, key].
+        """
         seen = torch.stack(self.masks).double()
         return seen / seen.sum(-1, keepdim=True)
 
     def by_layer(self, values: Sequence[float]) -> ByLayer:
-        """Turn one value per mask into one value for all layers, or a dict by layer if they differ.
+        """Turn one value per mask into one value for all layers, or a dict such as {"L0": .5, "L1": .1} if layers
+        differ.
 
-        Layers in which an indexer picks the keys get None.
+        Layers in which an indexer picks the keys by the tokens get None.
         """
         levels = {layer: values[place] for layer, place in self.mask_of.items()}
         return one_or_by_layer(levels | dict.fromkeys(self.picked, nan))

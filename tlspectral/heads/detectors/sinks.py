@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, shown
 from tlspectral.heads.detectors.chance import one_or_by_layer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches
@@ -50,7 +50,9 @@ class Sinks:
 
     @cached_property
     def found(self) -> dict[int, Bool[Tensor, "prompts pos"]]:
-        """By layer, True for the decided keys that are sinks."""
+        """By layer, a mask [prompts, pos]: True for the keys that are sinks. Undecided keys (fewer than 16 queries) are
+        False.
+        """
         return {
             layer: keys & (self.share[layer] > (UNIFORM_TIMES / self.n_seen[layer].clamp_min(1)).clamp_min(self.least))
             for layer, keys in self.decided.items()
@@ -58,18 +60,22 @@ class Sinks:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The attrs of a table: the least share, and numbers of keys, undecided keys and sinks."""
+        """The attrs of a table, as `{"sinks": {...}}`: `least` (the least share of a sink), and `n_keys`,
+        `n_undecided`, `n_found` (numbers of keys).
+        """
         undecided = {layer: self.n_keys - int(keys.sum()) for layer, keys in self.decided.items()}
         n_found = {layer: int(keys.sum()) for layer, keys in self.found.items()}
         counts = {"n_undecided": one_or_by_layer(undecided), "n_found": one_or_by_layer(n_found)}
         return {"sinks": {"least": self.least, "n_keys": self.n_keys, **counts}}
 
     def prompts(self, layer: int) -> Bool[Tensor, "prompts"]:
-        """Return True for prompts in which some key of the layer is decided; other prompts do not count."""
+        """Return a mask [prompts]: True for prompts in which enough queries see some key of the layer; other prompts do
+        not count.
+        """
         return self.decided[layer].any(1)
 
     def require(self, layers: Iterable[int]) -> None:
-        """Raise ValueError if none of the layers has a decided key."""
+        """Raise ValueError if no key of any of the layers is seen by enough queries to be judged as a sink."""
         if not any(bool(self.decided[layer].any()) for layer in layers):
             raise ValueError(
                 f'sinks="found": no key has {QUERIES} queries that see it from {DISTANCE} or more tokens away: prompts '
@@ -79,9 +85,14 @@ class Sinks:
 
 
 def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
-    """Return whether `sinks` is "found". Raise ValueError for a value except None, or if `sink` is also True."""
+    """Return whether the argument `sinks` of a public function is "found".
+
+    Raises ValueError for another value except None, or if `sink` (keep the first token) is also True.
+    """
     if not (sinks is None or (isinstance(sinks, str) and sinks == "found")):
-        raise ValueError(f'sinks={sinks!r} is unknown: give sinks="found" to leave out attention sinks, or sinks=None')
+        raise ValueError(
+            f'sinks={shown(sinks)} is unknown: give sinks="found" to leave out attention sinks, or sinks=None'
+        )
     if sinks is not None and sink:
         raise ValueError(
             'sink=True keeps the first key, but sinks="found" leaves out every attention sink, also the first key: '
@@ -91,7 +102,8 @@ def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
 
 
 def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int], at_once: int) -> Sinks:
-    """Run the prompts, `at_once` in a batch, and return the attention sinks of some layers.
+    """Run the prompts, `at_once` in a batch, and return the attention sinks (`Sinks`) of some layers: keys that most
+    later queries attend to.
 
     Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
     """

@@ -25,7 +25,9 @@ _STEP = re.compile(r"(?:step|checkpoint-)(\d+)")
 
 @dataclass(frozen=True)
 class DictionaryOrigin:
-    """The model that a dictionary was trained on, as its cfg.json describes it.
+    """The model that a dictionary (features of the residual stream, such as a sparse autoencoder) was trained on.
+
+    Read from its cfg.json, in the layout of SAELens.
 
     Attributes:
         where: path of the file.
@@ -33,7 +35,7 @@ class DictionaryOrigin:
         step: its training step, or its number in TransformerLens' list of checkpoints as text; None: the last step.
         centred: True if the writing weights were centred, so that the stream has mean zero over d_model; False if not;
             None if the file does not tell.
-        processed_by_default: `centred` is None and the file is from a SAELens that centred by default.
+        processed_by_default: True if `centred` is None and the file is from a SAELens that centred by default.
         recorded: settings of the file that tables store.
     """
 
@@ -46,10 +48,10 @@ class DictionaryOrigin:
 
     @classmethod
     def read(cls, where: Path, given: Mapping[str, Any], settings: Mapping[str, Any]) -> DictionaryOrigin:
-        """Return the origin from a cfg.json at `where`.
+        """Return the origin of a dictionary from its cfg.json, whose path is `where`.
 
-        `given` are its settings as written, `settings` the same with current names and without nesting. Raises
-        ValueError for a malformed `model_from_pretrained_kwargs`, or if hook_layer contradicts hook_name.
+        `given` are the settings as written in the file, `settings` the same with current names and without nesting.
+        Raises ValueError for a malformed `model_from_pretrained_kwargs`, or if hook_layer contradicts hook_name.
         """
         options = settings.get("model_from_pretrained_kwargs")
         if not isinstance(options, dict | None):
@@ -76,7 +78,7 @@ class DictionaryOrigin:
         )
 
     def compare(self, view: AttentionView) -> None:
-        """Warn if the model has another name or training step than the file."""
+        """Warn if the model has another name or training step than the dictionary's file says. Return None."""
         source = view.source
         name, revision = source["model"], source.get("revision")
         if self.model and name not in (None, "external") and not same_model(self.model, str(name)):
@@ -100,7 +102,7 @@ class DictionaryOrigin:
     def encoder(
         self, view: AttentionView, layer: int, encode: Callable[[Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """Return `encode`, adapted to the streams that enter a layer of this model.
+        """Return a function like `encode`, from streams to activations, for streams that enter a layer of the model.
 
         The returned function first subtracts the mean over d_model if the dictionary was trained on centred streams and
         this model is raw. It raises ValueError if the dictionary was trained on raw streams and this model is centred,
@@ -116,7 +118,10 @@ class DictionaryOrigin:
         embedding_norm, to_warn = view.has_embedding_norm, self.processed_by_default
 
         def encode_checked(streams: Tensor) -> Tensor:
-            """Return activations of streams, centred first if needed. Raises ValueError if that is impossible."""
+            """Return the dictionary's activations of streams, which are centred before if its training needs it.
+
+            Raises ValueError if the streams cannot be made like those of the training.
+            """
             nonlocal to_warn
             centred_here = writes_centred or is_centred(streams, eps)
             if self.centred is False and centred_here:
@@ -147,7 +152,10 @@ class DictionaryOrigin:
 
 
 def _trained_step(options: Mapping[str, Any]) -> int | str | None:
-    """Return the training step from arguments of `from_pretrained`, or "number N" for a checkpoint index; else None."""
+    """Return the training step from arguments of `from_pretrained` as a number; "number N" for a checkpoint index.
+
+    None if the arguments name neither.
+    """
     if options.get("checkpoint_index") is not None:
         return f"number {options['checkpoint_index']}"
     value = options.get("checkpoint_value")

@@ -41,11 +41,14 @@ class HeadsRun:
     logits: Float[Tensor, "d_vocab"] | None
 
     def stream(self, name: str) -> Float64[Tensor, "d_model"]:
-        """Return the stream at the query, from the hook point with this name, in float64 on the CPU."""
+        """Return the residual stream at the query, from the hook point with this name, in float64 on the CPU."""
         return in_float64(self.kept[name])[0, -1].cpu()
 
     def traced(self, view: AttentionView, layer: int, positions: list[int]) -> TracedRun:
-        """Return the streams that enter a layer at some keys, and the earlier writes there; `layer` is in `whole`."""
+        """Return the streams that enter a layer at some keys, and the writes of earlier layers there, as a `TracedRun`.
+
+        `layer` must be in `whole`. `positions` are the positions of the keys.
+        """
         cut = {
             name: value[:, positions]
             for kept_layer in self.whole
@@ -153,7 +156,7 @@ class HeadWrite:
 
 @torch.no_grad()
 def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int]) -> HeadWrite:
-    """Return the output of some heads of a layer at the query of a run.
+    """Return the output of some heads of a layer at the query of a run, as a sum over keys.
 
     Raises ScoreMismatch if the run's z (the heads' output before W_O) is not attention times values (times the gate),
     and UnsupportedArchitecture if the layer adds something else to the stream than the output of its heads.

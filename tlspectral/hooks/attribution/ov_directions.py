@@ -31,13 +31,13 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Answers:
-    """The direction that raises the logit of token `first` over the logit of token `second`."""
+    """The direction that raises the logit of token id `first` over the logit of token id `second`."""
 
     first: int
     second: int
 
     def layer(self, view: AttentionView) -> int:
-        """Return the number of layers: the logits read after the last layer, so heads of all layers are measured."""
+        """Return the layer before which measured heads stand: the number of layers, because logits come last."""
         return view.n_layers
 
     def point(self, view: AttentionView) -> str:
@@ -49,10 +49,11 @@ class Answers:
         return f"{token_text(view, self.first)!r} - {token_text(view, self.second)!r}"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the direction, and the attrs `logit_difference`, `outside_stream` and `final_softcap`.
+        """Return the direction, and a dict of attrs: `logit_difference`, `outside_stream` and `final_softcap`.
 
-        The final norm keeps its scale in the run. Raises UnsupportedArchitecture if the run's logits do not follow from
-        final norm, unembedding and softcap.
+        The inner product of a write with the direction is its contribution to logit(first) - logit(second). The final
+        norm keeps its scale in the run. `outside_stream` is the difference from biases. Raises UnsupportedArchitecture
+        if the run's logits do not follow from final norm, unembedding and softcap.
         """
         assert run.logits is not None
         both = [self.first, self.second]
@@ -102,10 +103,10 @@ class Read:
         return self.receiver.name
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the direction, and the attr `read_norm`, the length of the whole vector that the receiver reads.
+        """Return the direction, and a dict with `read_norm`, the length of the whole vector that the receiver reads.
 
-        With r = norm(x) W, the vector that the receiver reads of the stream x, the direction gives the component of a
-        write along r / |r|.
+        With r = norm(x) W, the vector that the receiver reads of the stream x, the inner product of a write with the
+        direction is the write's component along r / |r|.
         """
         read = layer_reads(view.raw(self.receiver.layer), self.receiver.input, _double)[0]
         stream = run.stream(self.point(view))
@@ -121,7 +122,7 @@ class Vector:
     values: Float64[Tensor, "d_model"]
 
     def layer(self, view: AttentionView) -> int:
-        """Return the number of layers: no layer reads a vector, so heads of all layers are measured."""
+        """Return the layer before which measured heads stand: the number of layers, because no layer reads a vector."""
         return view.n_layers
 
     def point(self, view: AttentionView) -> None:
@@ -132,7 +133,7 @@ class Vector:
         return "vector"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the vector and no attrs."""
+        """Return the vector itself, and an empty dict of attrs."""
         return self.values, {}
 
 
@@ -140,9 +141,10 @@ Direction = Answers | Read | Vector
 
 
 def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Direction:
-    """Return the direction that a user gave to `ov_attribution`: answers, a receiver's name, or a vector.
+    """Return the direction that a user gave to `ov_attribution`: `Answers`, `Read` (a receiver) or `Vector`.
 
-    Raises BadHead, ValueError, TypeError or UnsupportedArchitecture if it is not a usable direction.
+    `given` is a pair of answers, a receiver's name, or a vector [d_model]. Raises BadHead, ValueError, TypeError or
+    UnsupportedArchitecture if it is not a usable direction.
     """
     if isinstance(given, str | Receiver):
         (end,) = reached(view, given)
@@ -179,7 +181,7 @@ def _double(values: Tensor) -> Tensor:
 
 
 def _is_answer(given: Any) -> bool:
-    """Return whether a value is text or a token id."""
+    """Return True if a value can be an answer: text or a token id."""
     return isinstance(given, str) or whole_number(given) is not None
 
 
@@ -192,6 +194,6 @@ def _factor(view: AttentionView) -> float:
 
 
 def _softcap(view: AttentionView) -> float | None:
-    """Return the softcap of the logits, None without one."""
+    """Return the softcap of the model's logits; None without one."""
     cap = getattr(view.model.cfg, "output_logits_soft_cap", None)
     return float(cap) if cap is not None and cap > 0 else None

@@ -24,7 +24,12 @@ _UNDIVIDED = "a score cannot be divided among sources"
 
 @dataclass(frozen=True)
 class StreamTerms:
-    """The residual stream at one token as a sum of named terms: `written` has one row for each of `names`."""
+    """The residual stream at one token as a sum of named terms.
+
+    Attributes:
+        names: name of each term, such as "embedding" or "L0H3".
+        written: the vector of each term.
+    """
 
     names: list[str]
     written: Float64[Tensor, "terms d_model"]
@@ -62,7 +67,7 @@ def traced_run(
 ) -> TracedRun:
     """Run one prompt up to the attention of a layer and return its activations at some positions.
 
-    With `sources`, also keep the writes of earlier layers, for `source_terms`.
+    `sources`: True also keeps the writes of earlier layers to the stream, for `source_terms`.
     """
     kept, names = {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []
@@ -85,7 +90,7 @@ def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Ten
 
 @torch.no_grad()
 def source_terms(view: AttentionView, run: TracedRun) -> tuple[list[str], Float64[Tensor, "tokens sources d_model"]]:
-    """Return the names of the sources of the stream that enters the run's layer, and what each source wrote.
+    """Return the names of the sources of the stream that enters the run's layer, and the vector that each source wrote.
 
     Sources are the embedding, learned positions, each earlier head, mixer and MLP, and attention biases that belong to
     no head. Raises UnsupportedArchitecture if the sources do not add up to the stream.

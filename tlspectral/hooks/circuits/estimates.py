@@ -43,7 +43,10 @@ Method = Literal["EAP", "EAP-IG", "EAP-QK"]
 - "EAP-QK": as "EAP", and for edges into queries and keys the whole change of the attention.
 """
 STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0), "EAP-QK": (1.0,)}
-"""Inputs at which gradients are taken, as shares of the clean embedding; the rest is the counterfactual embedding."""
+"""From method to the inputs at which gradients are taken, as shares of the clean embedding.
+
+The rest of the input is the counterfactual embedding.
+"""
 
 
 _MOST_BYTES = 2**30  # memory of the terms of all units; beyond it, pairs are joined into blocks
@@ -52,7 +55,7 @@ _LEAST_BLOCKS = 32  # number of blocks even if they take more memory
 
 @dataclass(frozen=True)
 class Estimates:
-    """First-order estimates of the effects of all edges.
+    """First-order estimates of the effects of all edges (from a sender's write to a receiver's input).
 
     The estimate of an edge is the sum of its terms over units. The term of a unit is its share of the mean over pairs.
 
@@ -77,7 +80,8 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
 
     Args:
         pairs: the clean and counterfactual prompts on one model.
-        method: how gradients are taken.
+        method: how gradients are taken: "EAP" at the clean run, "EAP-IG" as a mean over five inputs between the two
+            prompts, "EAP-QK" with the softmax of attention computed again.
         at: positions at which edges are cut, each alone; one entry holds a position for each pair. Default: none, all
             positions at once.
 
@@ -99,7 +103,10 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
     with bar(n * len(steps), method, "run of a pair") as shown:
 
         def estimates(batch: slice) -> tuple[Tensor, Tensor]:
-            """Return the numbers of the units in a batch of pairs, and the terms that the batch adds to them."""
+            """Return the numbers of the units (pairs, or blocks of pairs) in a batch, and their terms from this batch.
+
+            `batch` is a slice of pairs. A term is a unit's share of an edge's estimate.
+            """
             of_units, place_of = unit[batch].unique(return_inverse=True)
             of_batch = terms.new_zeros(len(of_units), *terms.shape[1:])
             differences = pairs.differences(batch)
@@ -143,9 +150,9 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
 
 
 def _at(positions: Int[Tensor, "batch chosen"], held: Float[Tensor, "*some batch late d"]) -> Tensor:
-    """Return the vectors of `held` at some positions of each row, as [*some, batch * chosen, 1, d].
+    """Return the vectors of `held` at some positions of each row of the batch, as [*some, batch * chosen, 1, d].
 
-    Positions count from the first position in `held`; a negative one gives 0.
+    `positions` count from the first position in `held`; a negative one gives a vector of 0.
     """
     index = positions.clamp(min=0)[..., None].to(held.device)
     gathered = held.gather(-2, index.expand(*held.shape[:-3], *index.shape[:2], held.shape[-1]))
@@ -157,8 +164,8 @@ def _products(
 ) -> Float64[Tensor, "rows receivers senders"]:
     """Return the inner product of each receiver's gradient with each sender's write, summed over positions.
 
-    `receivers` are indices into `Graph.receivers`, `gradients` the gradients in their streams, `removed` the writes. A
-    pair without an edge gets 0.
+    `receivers` are indices into `Graph.receivers`, `gradients` the gradients in their streams, `removed` the writes of
+    the senders. Where no edge leads from sender to receiver, the product is 0.
     """
     n_before = [graph.n_before(graph.receivers[place]) for place in receivers]
     products = torch.zeros(gradients.shape[1], len(receivers), len(graph.senders), dtype=torch.float64)
@@ -170,14 +177,18 @@ def _products(
 
 
 def _by_unit(of_pairs: Float64[Tensor, "batch *shape"], place: Int[Tensor, "batch"], n: int) -> Tensor:
-    """Return the sum of values of pairs in each of n units; `place` is the unit of each pair."""
+    """Return the sum of values of pairs within each of n units (groups of pairs).
+
+    `of_pairs` are the values, `place` the number of the unit of each pair.
+    """
     return of_pairs.new_zeros(n, *of_pairs.shape[1:]).index_add_(0, place, of_pairs)
 
 
 def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"], Int[Tensor, "pairs"]]:
-    """Return the kind of the units ("pairs", "blocks" or "all") and the unit of each pair.
+    """Return the kind of the units ("pairs", "blocks" or "all") and the number of the unit of each pair.
 
-    `numbers` is how many numbers the terms of one unit take.
+    Estimates are kept separately for each unit: a distinct pair, a block of pairs, or all pairs. `numbers` is how many
+    numbers the estimates of one unit take; it decides whether pairs are joined into blocks.
     """
     sequences, n, distinct = pairs.sequences, len(pairs.sequences.tokens), pairs.sequences.distinct
 
@@ -195,7 +206,10 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
 
 
 def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return the logits of the clean prompts of a batch of pairs, in float32."""
+    """Return the logits of the clean prompts of a batch of pairs, in float32.
+
+    Only the positions that the metric reads are returned.
+    """
     sequences = pairs.sequences
     return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()
 
@@ -203,7 +217,7 @@ def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted 
 def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predicted d_vocab"]:
     """Return the gradient of the metric in the logits of all pairs, for a metric that gets all prompts at once.
 
-    `share` is the share of the clean embedding in the input; the rest is the counterfactual embedding.
+    `share` is the share of the clean embedding in the input of the run; the rest is the counterfactual embedding.
     """
     view, point = pairs.view, pairs.view.hook_names(0)["residual"]
 
@@ -224,8 +238,8 @@ class _Reading:
 
     Attributes:
         pairs: the clean and counterfactual prompts.
-        removed: subtracted from the embedding.
-        anew: kinds of receivers, as (layer, input), whose attention is computed again ("EAP-QK").
+        removed: the tensor that is subtracted from the embedding.
+        anew: kinds of receivers, as (layer, "q" or "k"), whose attention is computed again (method "EAP-QK").
         read: activation at each entry of `Graph.receiver_inputs`, by its index; not for kinds in `anew`.
         z: output of the heads before W_O, by layer, for layers in `anew`.
         passed: activations that receivers and attention read, by hook name.
@@ -248,7 +262,7 @@ class _Reading:
             return logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch))
 
     def run(self, batch: slice, of_logits: Tensor | None) -> None:
-        """Run a batch forward and backward and set `gradient`.
+        """Run a batch of pairs forward and backward, and set `gradient`. Return None.
 
         `of_logits` is the gradient of the metric in the logits; None computes it from the metric.
         """
@@ -262,9 +276,10 @@ class _Reading:
         self.gradient = dict(zip(nodes, gradients, strict=True))
 
     def of_windows(self, held: HeldWrites) -> Iterator[tuple[Sequence[int], Float[Tensor, "receivers batch late d"]]]:
-        """Yield indices of receivers, and the gradients in the streams that they read, for a few layers at a time.
+        """Yield indices of receivers and the gradients in the streams that they read, for a few layers at a time.
 
-        Gradients are at the last positions, as many as `held` has.
+        Gradients are at the last positions, as many as the writes `held` have. Several layers come together if they fit
+        into memory.
         """
         graph, inputs = self.pairs.graph, sorted(self.read)
         kinds = dict.fromkeys(graph.receiver_inputs[place][0] for place in inputs)
@@ -285,7 +300,10 @@ class _Reading:
             waiting = waiting[len(some) :]
 
     def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
-        """Yield for each kind in `anew` the indices of its receivers, the layer's attention, and the gradient in it."""
+        """Yield for each kind in `anew` the indices of its receivers, the layer's attention, and the gradient in it.
+
+        A kind that the metric does not depend on is left out.
+        """
         view = self.pairs.view
         for kind in self.anew:
             gradient = self.gradient["z", kind[0]]
@@ -296,7 +314,7 @@ class _Reading:
                 yield self.pairs.graph.kinds[kind], attention, of_attention
 
     def _hooks(self) -> list[Hook]:
-        """Return the hooks that set the input and keep the activations of this run."""
+        """Return the `fwd_hooks` list that sets the input of this run and keeps its activations."""
         view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
         every = enumerate(self.pairs.graph.receiver_inputs)
         inputs = [(place, read) for place, (kind, read) in every if not self._is_anew(kind, read)]
@@ -311,15 +329,18 @@ class _Reading:
         ]
 
     def _is_anew(self, kind: Any, read: ReceiverInput) -> bool:
-        """Return whether an input goes into attention that is computed again. The gate of gated attention does not."""
+        """Return True if the input `read` goes into attention that is computed again.
+
+        The gate of gated attention does not. `kind` is (layer, input) of the receivers.
+        """
         return kind in self.anew and isinstance(read.reads, LayerReads) and read.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
-        """Return the embedding minus `removed`, as a new leaf for gradients."""
+        """Return the embedding `x` minus `removed`, as a tensor that records gradients."""
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
     def _keep(self, kept: dict[int, Tensor], place: int, activation: Tensor, hook: Any) -> Tensor:
-        """Store an activation in `kept` under `place`, and return it as a new node for gradients."""
+        """Store an activation in `kept` under the number `place`, and return it, so that its gradient can be taken."""
         # A view is a new node of the graph. Otherwise the gradient would include other readers of the same stream.
         kept[place] = activation.view_as(activation)
         return kept[place]

@@ -28,8 +28,9 @@ _OF_HELD = 16  # changes of queries and keys take 1/16 of the memory of a batch
 def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
     """Return the kinds of receivers, (layer, "q") or (layer, "k"), whose attention can be computed again.
 
-    Left out are layers whose query/key norm takes its mean over all heads (OLMo 2): there an edge into one head changes
-    other heads too. Raises EditNotHonored if the model's output does not depend on the z that it shows.
+    Layers whose query/key norm takes its mean over all heads (OLMo 2) are left out: an edge into one head changes other
+    heads there. Raises EditNotHonored if the model's output does not depend on the z (heads' output before W_O) that it
+    shows.
     """
     kinds: list[tuple[int, Input]] = []
     for layer in view.layers:
@@ -44,11 +45,12 @@ def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
 
 
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
-    """Return the attention of layer `index` in a run, in a form in which queries or keys (`what`) can be changed.
+    """Return the attention of layer `index` in a run, in a form in which queries or keys can be changed.
 
-    `captured` has the activations at the layer's `READ_POINTS` by hook name. Raises ScoreMismatch if the attention of
-    the run does not follow from its queries and keys (learned sinks, hooks that edit scores), ValueError for prompts
-    longer than the layer's score scale allows, UnsupportedArchitecture for a layer that cannot be read.
+    `what` is "q" or "k". `captured` has the activations at the layer's attention hook points, by hook name. Raises
+    ScoreMismatch if the attention of the run does not follow from its queries and keys (learned sinks, hooks that edit
+    scores), ValueError for prompts longer than the layer's score scale allows, UnsupportedArchitecture for a layer that
+    cannot be read.
     """
     layer = receiver_layer(view, captured, index, what, widened)
     rows = torch.arange(layer.query.shape[1], device=layer.query.device).expand(len(layer.query), -1)
@@ -100,9 +102,9 @@ def attention_effects(
 
     Args:
         layer: the attention of a layer in the run, for queries or keys.
-        removed: clean minus counterfactual writes at the last positions; nothing differs before these.
-        n_senders: how many of the first senders have an edge into the layer.
-        counted: which of the last positions the edge is cut at.
+        removed: clean minus counterfactual writes of the senders at the last positions; nothing differs before these.
+        n_senders: the first so many senders have an edge into the layer.
+        counted: True for those of the last positions at which the edge is cut.
         gradient: gradient of the metric in the attention weights.
         n_receivers: receivers of this kind in the layer: heads, or groups of heads that share keys.
     """

@@ -20,9 +20,9 @@ class Cut(NamedTuple):
     """Writes to subtract from the residual stream that some receivers of one layer and one kind read.
 
     Attributes:
-        receivers: indices among the layer's receivers of this kind.
+        receivers: indices among the layer's receivers of this kind (queries, keys, values, MLP or logits).
         rows: rows of the batch in which to subtract.
-        removed: what is subtracted, one tensor per receiver or one for all.
+        removed: the tensor to subtract, one per receiver or one for all.
     """
 
     receivers: list[int]
@@ -59,10 +59,14 @@ class ReceiverInput:
         return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
 
     def hooks(self, cuts: Callable[[], list[Cut]]) -> list[Hook]:
-        """Return hooks that subtract the cuts from the receivers' input. `cuts` is called while the model runs."""
+        """Return hooks that subtract writes from the stream that the receivers read. `cuts` returns these as `Cut`s.
+
+        `cuts` is called while the model runs.
+        """
         held: dict[str, Tensor] = {}
 
         def edit(read: Tensor, hook: Any) -> Tensor:
+            """Return the receivers' activation `read`, computed again from the stream minus the cuts."""
             x = self._stream(held) if self.reads is not None else widened(read)
             if isinstance(self.reads, LayerReads):
                 return without(read, x, self.reads, cuts())
@@ -86,9 +90,10 @@ class ReceiverInput:
     def gradient(
         self, of_read: Float[Tensor, "*shape"], passed: Mapping[str, Tensor]
     ) -> Float[Tensor, "receivers batch pos d_model"]:
-        """Carry the gradient `of_read` at the receivers' hook point back to the residual stream of each receiver.
+        """Return the gradient in the residual stream of each receiver, from the gradient at the receivers' hook point.
 
-        `passed`: activations of the run at the hook points of `streams`, by name.
+        `of_read` is the gradient at the hook point. `passed`: activations of the run at the hook points of `streams`,
+        by name.
         """
         if self.reads is None:
             return of_read[None]
@@ -105,9 +110,10 @@ class ReceiverInput:
 
 
 def receiver_inputs(view: AttentionView, layer: int, what: Any) -> list[ReceiverInput]:
-    """Return a `ReceiverInput` for each hook point at which receivers of kind `what` in a layer read the stream.
+    """Return a `ReceiverInput` for each hook point at which receivers of one kind in a layer read the stream.
 
-    Raises as `AttentionView.raw` and `mlp_reads`.
+    `what` is the kind: "q", "k", "v", "mlp" or "logits". Gated attention has two hook points for "q". Raises
+    UnsupportedArchitecture if the layer or its MLP cannot be read.
     """
     layer = min(layer, view.n_layers - 1)
     if what in INPUT_POINTS:
@@ -123,8 +129,9 @@ def without(
     reads: LayerReads,
     cuts: Iterable[Cut],
 ) -> Float[Tensor, "batch pos *width"]:
-    """Return the queries, keys or values `captured` as heads compute them from the stream `x` minus the cuts.
+    """Return a copy of the queries, keys or values `captured` as heads compute them after some writes are subtracted.
 
+    `x` is the residual stream, `reads` the norm and weights between it and `captured`, `cuts` the writes to subtract.
     Entries of receivers that no cut names stay equal to the bit.
     """
     edited = captured.clone(memory_format=torch.contiguous_format)

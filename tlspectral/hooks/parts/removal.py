@@ -15,8 +15,8 @@ class Removal:
     """The change that a part makes to some heads of a layer in one run, for code that records or replaces it.
 
     Attributes:
-        difference: added to the scaled scores before a softcap, [batch, heads, pos, pos]; for a part that acts on z
-            (a head's output before W_O), added to z, [batch, heads, pos, d_head].
+        difference: the tensor that is added to the scaled scores before a softcap, [batch, heads, pos, pos]; for a part
+            that acts on z (a head's output before W_O), added to z, [batch, heads, pos, d_head].
         allowed: True for pairs of query and key that the model does not mask; None for a part of z.
         scores: queries and keys of these heads in the run; None for a part of z.
     """

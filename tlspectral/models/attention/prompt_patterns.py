@@ -19,9 +19,11 @@ MOST_TOKENS = 128
 def prompt_patterns(
     view: AttentionView, by_layer: Mapping[int, list[int]], prompt: Any
 ) -> tuple[list[Float[np.ndarray, "query key"]], list[str]]:
-    """Return the attention patterns of some heads on one prompt, as `patterns_of` does, and its tokens as text.
+    """Return two lists: the attention pattern [query, key] of each head on one prompt, and the text of each token.
 
-    by_layer: from layer to heads. prompt: text or token ids. Raises as `patterns_of` and `packed_prompts`.
+    by_layer: from layer to heads; patterns are sorted by layer. prompt: text or token ids, at most `MOST_TOKENS`
+    tokens. Raises ValueError for several prompts or a longer one, UnsupportedArchitecture if a layer does not return
+    its attention.
     """
     tokens = packed_prompts(view, prompt).tokens
     return patterns_of(view, by_layer, tokens), [token_text(view, int(token)) for token in tokens[0]]

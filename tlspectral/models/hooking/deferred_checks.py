@@ -64,7 +64,10 @@ def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
 
 
 def _judge(checks: list[_Check]) -> None:
-    """Run checks in order, each on its numbers on the CPU. Numbers of one device and type are copied together."""
+    """Run checks in order, each on its numbers on the CPU. Numbers of one device and type are copied together.
+
+    Raises what the first failing check raises.
+    """
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for check in checks:
         for number in check.numbers:

@@ -25,8 +25,8 @@ _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its ow
 class HookOfThread:
     """A hook that raises EditNotHonored in passes of any thread but the one that placed it.
 
-    Pickled into one of our worker processes it acts there, because the model there is a copy. In other copies it
-    raises.
+    model: the model it is on. hook: function of (activation, hook point). Pickled into one of our worker processes it
+    acts there, because the model there is a copy. In other copies it raises.
     """
 
     def __init__(self, model: Any, hook: Callable[..., Any]):
@@ -53,7 +53,11 @@ class HookOfThread:
 
 
 class _HookOfCopy:
-    """A hook of a model that was pickled while a context was open. It acts only in our worker processes."""
+    """A hook of a model that was pickled while a context was open. It acts only in our worker processes.
+
+    model: name of the model. placed: function of (activation, hook point). In any other process it raises
+    EditNotHonored.
+    """
 
     def __init__(self, model: str, placed: Callable[..., Any]):
         self.model, self.placed = model, placed
@@ -70,7 +74,10 @@ class _HookOfCopy:
 
 
 class _AtPoint:
-    """The function that PyTorch calls at a hook point for one of our hooks. In a deep copy of the model it raises."""
+    """The function that PyTorch calls at a hook point for one of our hooks. In a deep copy of the model it raises.
+
+    model: the model with the hook point. call: TransformerLens' function that calls the hook.
+    """
 
     def __init__(self, model: Any, call: Callable[..., Any]):
         self.model, self.call = model, call
@@ -86,7 +93,10 @@ class _AtPoint:
 
 
 def refuse_copy(model: str, *given: Any, **named: Any) -> Any:
-    """Raise EditNotHonored: this model is a copy that was made inside an `ablate` block, with its hooks."""
+    """Raise EditNotHonored: this model is a copy that was made inside an `ablate` block, with its hooks.
+
+    model: name of the model. given, named: ignored arguments of a hook.
+    """
     raise EditNotHonored(
         f"{model}: this model was copied inside an `ablate` context and carries its hooks: copy the model before "
         "opening the context"
@@ -130,12 +140,15 @@ def hooks_on(
 
 
 def holding(held: dict[str, Any], names: Iterable[str]) -> list[Hook]:
-    """Return hooks that store the last activation at each named point in the dict `held`, by name."""
+    """Return hooks, as pairs of hook point name and function, that store the last activation at each named point.
+
+    held: dict that they fill, from name to activation. names: the hook points.
+    """
     return [(name, partial(_hold, held, name)) for name in names]
 
 
 def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
-    """Store an activation in `held`, without gradients."""
+    """Store an activation in `held` under `name`, without gradients. hook: the hook point, not used."""
     held[name] = activation.detach()
 
 
@@ -143,7 +156,7 @@ def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
 def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
     """Take all hooks off a model, and turn autocast off, until the `with` block ends; then restore them in their order.
 
-    points: `model.hook_dict`.
+    points: `model.hook_dict`, from name to hook point.
     """
     with exclusive(model), ExitStack() as plain:
         for kind in autocast_of(model):
@@ -181,14 +194,17 @@ def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook inside wrappers for queries or rows."""
+    """Return the hook itself, without its wrappers `OfQueries` and `OfRows`."""
     while isinstance(placed, OfQueries | OfRows):
         placed = placed.hook
     return placed
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
-    """Return True if the hook `edit` is on this hook point and acts before all other hooks on the same rows."""
+    """Return True if the hook `edit` is on a hook point and acts before all other hooks on the same rows.
+
+    point: the hook point (a module). edit: the function that was placed.
+    """
     placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
     place = next((index for index, other in enumerate(placed) if getattr(other, "hook", other) == edit), None)
     if place is None:

@@ -87,9 +87,9 @@ def warn_of_hooks(model: Any) -> None:
 
 
 def not_without_hooks(model: Any, otherwise: str) -> str:
-    """Return advice for an error where a run does not match the weights: take the user's hooks off.
+    """Return advice for an error where a run does not match the weights: take the user's hooks off; it names them.
 
-    otherwise: the advice that is returned if there are no hooks.
+    otherwise: the advice that is returned if the user has no hooks on the model.
     """
     names = [*user_hooks(model)]
     return (
@@ -112,12 +112,15 @@ def acts_inside(model: Any, points: Mapping[str, Any]) -> bool:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names of a list as text, and how many more there are."""
+    """Return the first six names of a list as text, and how many more there are: "a, b and 3 others"."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
 
 def acting_on(model: Any) -> Iterator[Acting]:
-    """Yield an `Acting` for each change by the user in a model, in the classes of its modules, and in torch."""
+    """Yield an `Acting` for each change by the user (hook, replaced method or module) that acts in passes of a model.
+
+    Searched are the model, the classes of its modules, and torch.
+    """
     modules = modules_of(model)
     yield from acting_in(model, modules)
     yield from _replaced_in_classes({type(module) for module in modules})
@@ -156,10 +159,12 @@ _Found = tuple[str, bool, MutableMapping[Any, Any] | None, Any]
 
 
 def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_Found]:
-    """Yield (suffix of the name, placed by a `with` block, holder, key) for each change by the user on one module.
+    """Yield (suffix of the name, of_context, holder, key) for each change by the user on one module, as in `Acting`.
 
-    roots: the models themselves, of which only methods that run in a pass are checked. built: True if a library built
-    the model, so that modules of the user's own classes must have been inserted.
+    of_context: True if a `with` block placed it. holder, key: dictionary and key where it is stored, or None.
+
+    roots: the models themselves, by id; of these only methods that run in a pass are checked. built: True if a library
+    built the model, so that modules of the user's own classes must have been inserted.
     """
     own, kind = vars(module), type(module)
     for kinds, held, what in ((_FORWARD, "fwd_hooks", ""), (_BACKWARD, "bwd_hooks", " (backward)")):
@@ -191,8 +196,8 @@ def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_
 def _is_replaced(module: Any, function: Any, method: bool) -> bool:
     """Return True if a function stored on a module was put there by the user.
 
-    method: True if it replaces a method of the class. Functions that libraries put there compute the same as the
-    method. Methods of another module and plain functions of torch count as the user's.
+    method: True if it replaces a method of the class. Functions that libraries put there do not count, because they
+    compute the same as the method. Methods of another module and plain functions of torch count as the user's.
     """
     owner = getattr(function, "__self__", function)
     if owner is module:
@@ -205,7 +210,10 @@ def _is_replaced(module: Any, function: Any, method: bool) -> bool:
 
 
 def _replaced_in_classes(kinds: Iterable[type]) -> Iterator[Acting]:
-    """Yield an `Acting` for each method of a library's class that was replaced for all modules of that class."""
+    """Yield an `Acting` for each method of a library's class that the user replaced for all modules of that class.
+
+    kinds: classes of the model's modules.
+    """
     methods = {
         (owner, name): vars(owner)[name]
         for kind in kinds
@@ -224,7 +232,7 @@ def of_a_library(hook: Callable[..., Any]) -> bool:
 
 
 def _homes(function: Any) -> Iterator[str]:
-    """Yield the names of the modules in which a function and the functions it wraps are defined."""
+    """Yield the names of the modules in which a function, and each function that it wraps, are defined."""
     while function is not None:
         while isinstance(function, partial):
             function = function.func
@@ -248,7 +256,7 @@ def _root(kind: type) -> str:
 def _is_own(home: str) -> bool:
     """Return True if a class is defined in the user's own files, not in an installed package.
 
-    home: its module's name.
+    home: name of its module.
     """
     if _is_of((*_REPLACING, "torch."), home):
         return False

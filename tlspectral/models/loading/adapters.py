@@ -20,10 +20,11 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (model with the adapter merged into its base, tokenizer or None, provenance).
+    """Return (model, tokenizer or None, origin): the model of transformers has the LoRA adapter merged into its base.
 
-    The merge runs in float32; then weights get `dtype`. The tokenizer is the given one, otherwise the one in the
-    adapter's folder, otherwise the base's. Raises as `load_model`.
+    adapter: `Source` of the adapter's folder. The merge runs in float32; then the weights get `dtype`. The tokenizer is
+    the given one, otherwise the one in the adapter's folder, otherwise the base's. The origin is a dict with `adapter`
+    (the folder) and `base` (the base's origin). Raises UnsupportedArchitecture or BadWeights if it cannot be merged.
     """
     folder, name = Path(adapter.location), adapter.record["model"]
     require_package("peft", f"{name} is a LoRA adapter, and merging it into its base", '"tlspectral[adapters]"')
@@ -38,9 +39,10 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
 
 
 def _base(folder: Path, name: str) -> Source:
-    """Return the source of the base model that an adapter's config names.
+    """Return the `Source` of the base model that the config in an adapter's folder names. name: name of the adapter.
 
-    Raises BadWeights if it names none, UnsupportedArchitecture for another kind of adapter or base.
+    Raises BadWeights if it names none, UnsupportedArchitecture for another kind of adapter or base, FileNotFoundError
+    or ValueError if the base is not there.
     """
     path = folder / ADAPTER_CONFIG
     config = read_json(path)
@@ -70,7 +72,8 @@ def _base(folder: Path, name: str) -> Source:
 def _merged(pretrained: Any, folder: Path, name: str) -> Any:
     """Return a model of transformers with the adapter in `folder` merged into its weights.
 
-    Raises BadWeights if adapter and base do not fit, UnsupportedArchitecture if the merge changes the output.
+    pretrained: the base model; its modules are replaced. name: the adapter's, in messages. Raises BadWeights if adapter
+    and base do not fit, UnsupportedArchitecture if the merge changes the output.
     """
     peft: Any = import_module("peft")
     if not any((folder / file).is_file() for file in _WEIGHTS):

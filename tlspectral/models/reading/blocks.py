@@ -39,7 +39,7 @@ def blocks_of(model: Any) -> list[Block]:
 def refuse_repeated(name: str, what: str) -> UnsupportedArchitecture:
     """Return the UnsupportedArchitecture error for a model that runs a layer several times in one pass.
 
-    name: the model. what: text that says how this was found, such as a config field with its value.
+    name: the model. what: how this was found, such as a config field with its value; part of the message.
     """
     return UnsupportedArchitecture(
         f"{name} runs its layers several times in one pass ({what}), so a head has several attention patterns and no "
@@ -117,7 +117,10 @@ def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Calla
 
 
 def unread(kind: str) -> str:
-    """Return the reason why a layer without attention in its bridge is not read. kind: as `kind_of` returns it."""
+    """Return the reason, as text, why a layer without attention in its bridge is not read.
+
+    kind: class name of the module with which the layer mixes tokens, as `kind_of` returns it.
+    """
     if kind.endswith("HybridLayer"):  # of Zamba 2
         return f"a {kind} layer; its attention also reads the embedding, which is not supported"
     if kind.endswith("Attention"):
@@ -175,17 +178,17 @@ def output_map(block: Any) -> Any:
 
 
 def reweighs(block: Any) -> bool:
-    """Return True if a layer that delegates its attention to the wrapped module uses an edited attention pattern.
+    """Return True if a layer leaves attention to the wrapped module, and that module uses an edited pattern.
 
-    That is so in native models of TransformerLens 4.
+    block: the bridge of the layer. Native models of TransformerLens 4 do so.
     """
     return bool(getattr(block.attn.original_component, "accepts_pattern_fn", False))
 
 
 def expect_edited_pattern(block: Any, expected: bool) -> None:
-    """Suppress TransformerLens' warning when hooks edit the pattern of a wrapped attention on the next pass.
+    """Suppress TransformerLens' warning that hooks edit the pattern of a wrapped attention, or show it again.
 
-    expected: True suppresses the warning, False restores it.
+    block: the bridge of the layer. expected: True suppresses the warning in later passes, False restores it.
     """
     if not expected:
         block.attn.__dict__.pop("_fire_post_hoc_hook", None)
@@ -194,6 +197,7 @@ def expect_edited_pattern(block: Any, expected: bool) -> None:
 
 
 def _fired(point: Callable[[Any], Any], activation: Any, hook_label: str) -> Any:
+    """Call a hook point of TransformerLens on an activation and return its result, without a warning."""
     return point(activation)
 
 

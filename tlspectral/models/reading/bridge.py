@@ -75,7 +75,11 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
-    """Return the weights, biases and norms of a layer's projections: a dict from field of `RawAttention` to value."""
+    """Return the weights, biases and norms of a layer's projections: a dict from field of `RawAttention` to value.
+
+    attention: the bridge's attention module. wrapped: the module of transformers in it. Raises UnsupportedArchitecture
+    if the layer reuses the keys of another layer or has no weights by head, BadWeights for quantised weights.
+    """
     reason = shared_keys(getattr(wrapped, "config", None), layer)
     if reason is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {reason}")
@@ -101,9 +105,10 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
 
 
 def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, Any]:
-    """Return weight and bias of an attention's gate; an empty dict without a gate.
+    """Return weight and bias of the gate of gated attention as a dict; empty without a gate.
 
-    Keys: "w_gate", "b_gate" and "gate_behind_queries", as in `RawAttention`.
+    Keys: "w_gate", "b_gate" and "gate_behind_queries", as in `RawAttention`. attention: the bridge's attention module.
+    wrapped: the module of transformers in it.
     """
     if "gate" in attention._modules:
         module, rows = attention.gate.original_component, slice(None)
@@ -120,7 +125,10 @@ def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, 
 
 
 def shared_keys(config: Any, layer: int) -> str | None:
-    """Return the reason why a layer that reuses an earlier layer's keys (Gemma 4) has no operator, else None."""
+    """Return why a layer that reuses an earlier layer's keys (Gemma 4) cannot be read, as text; otherwise None.
+
+    config: of transformers.
+    """
     modes = getattr(config, "kv_sharing_modes", None)
     if modes is None or modes[layer] != "reuse":
         return None
@@ -135,8 +143,8 @@ def shared_keys(config: Any, layer: int) -> str | None:
 def _own_projections(wrapped: Any) -> dict[str, Any]:
     """Return weights and biases of a Gemma 4 layer with keys of its own: a dict from field of `RawAttention` to value.
 
-    They are read from the wrapped module and split by head. Heads that see all tokens have another size. Values may be
-    the keys.
+    wrapped: the attention module of transformers, from which they are read and split by head. Heads that see all tokens
+    have another size. Values may be the keys.
     """
     keys_are_values = wrapped.use_alternative_attention
     modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
@@ -286,7 +294,7 @@ def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
 
 
 def selected_keys(model: Any, layer: int) -> int | None:
-    """Return how many keys an indexer picks for each query of a layer (GLM 5); None without an indexer."""
+    """Return how many of the keys an indexer picks for each query of a layer (GLM 5); None without an indexer."""
     wrapped = blocks_of(model)[layer].module.attn.original_component
     return int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None
 
@@ -347,7 +355,7 @@ def _copied(cache: Any) -> Any:
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
-    """Return the factor on a layer's scores, as the wrapped attention states it; default 1 / sqrt(d_head)."""
+    """Return the factor on a layer's scores that its attention module (`wrapped`) states; default 1 / sqrt(d_head)."""
     for name in ("scaling", "softmax_scale", "inv_norm_factor"):
         if isinstance(getattr(wrapped, name, None), float):
             return getattr(wrapped, name)
@@ -358,7 +366,10 @@ def _score_scale(wrapped: Any, d_head: int) -> float:
 
 
 def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
-    """Return the ALiBi slopes of a layer, None without ALiBi. Raises UnsupportedArchitecture for Falcon with ALiBi."""
+    """Return the ALiBi slopes of a layer, None without ALiBi. wrapped: the attention module of transformers.
+
+    Raises UnsupportedArchitecture for Falcon with ALiBi.
+    """
     if model.cfg.positional_embedding_type != "alibi":
         return None
     refused = special_attention(wrapped).refused_alibi
@@ -370,7 +381,7 @@ def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
 def _even_scale_up_to(wrapped: Any) -> int | None:
     """Return the prompt length up to which no query is scaled by its position; None if queries are never scaled.
 
-    Ministral 3 and Llama 4 scale queries past this length.
+    wrapped: the attention module of transformers. Ministral 3 and Llama 4 scale queries past this length.
     """
     if getattr(wrapped, "attn_temperature_tuning", False) and not wrapped.use_rope:
         return int(wrapped.floor_scale) - 1
@@ -381,7 +392,10 @@ def _even_scale_up_to(wrapped: Any) -> int | None:
 
 
 def _softcap(wrapped: Any, layer: int) -> float | None:
-    """Return the softcap on a layer's scores, None without one. Raises UnsupportedArchitecture if it is unsupported."""
+    """Return the softcap on a layer's scores, None without one. wrapped: the attention module of transformers.
+
+    Raises UnsupportedArchitecture if the softcap is not supported.
+    """
     special, softcap = special_attention(wrapped), getattr(wrapped, "attn_logit_softcapping", None)
     if softcap and special.refused_softcap is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {special.refused_softcap.format(softcap=softcap)}")
@@ -393,7 +407,8 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
     """Return the rotary geometry of a layer, None if the layer does not rotate queries and keys.
 
-    Raises UnsupportedArchitecture if no module with rotary frequencies is found.
+    wrapped: the attention module of transformers. Raises UnsupportedArchitecture if no module with rotary frequencies
+    is found.
     """
     if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
@@ -450,7 +465,8 @@ def _longest_met(module: Any, prefix: str) -> int:
 def _rotary_module(model: Any, wrapped: Any) -> Any:
     """Return the module that carries a layer's rotary frequencies, None without one.
 
-    It is looked for in the bridge, in the wrapped attention, then in the whole wrapped model.
+    It is looked for in the bridge, in the layer's attention module of transformers (`wrapped`), then in the whole
+    model.
     """
     rotary: Any = getattr(model, "rotary_emb", None)
     with suppress(AttributeError):  # the module at this name in the wrapped model is the one that runs
@@ -464,13 +480,16 @@ def _rotary_module(model: Any, wrapped: Any) -> Any:
 
 
 def _is_rotated(wrapped: Any) -> bool:
-    """Return True if a layer of a rotary model rotates queries and keys; in some models only windowed layers do."""
+    """Return True if a layer of a rotary model rotates queries and keys; in some models only windowed layers do.
+
+    wrapped: the layer's attention module of transformers.
+    """
     rotates = special_attention(wrapped).rotates
     return bool(getattr(wrapped, "use_rope", True)) if rotates is None else rotates(wrapped)
 
 
 def _layer_type(wrapped: Any) -> str | None:
-    """Return the layer's type as its config names it, such as "sliding_attention"; None without types."""
+    """Return the type of an attention's layer as its config names it, "sliding_attention"; None without types."""
     for name in ("layer_type", "attention_type"):
         if getattr(wrapped, name, None) is not None:
             return getattr(wrapped, name)
@@ -481,7 +500,8 @@ def _layer_type(wrapped: Any) -> str | None:
 def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
     """Return (cos, sin), each [pos, pairs], if an attention stores them and rotates adjacent columns; otherwise None.
 
-    GPT-J stores them in one table: in each attention or, from transformers 5.24 on, in the model's rotary module.
+    wrapped: the attention module of transformers. GPT-J stores one table: in each attention or, from transformers 5.24
+    on, in the model's rotary module.
     """
     stored = special_attention(wrapped).stored_tables
     if stored is not None and getattr(wrapped, "rotary", None) is not None:

@@ -15,7 +15,7 @@ def checkpoint_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _named_weights(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield (prefix + name, tensor) of each parameter and stored buffer of a module and its children."""
+    """Yield (prefix + name, tensor) of each parameter and stored buffer of a module and its children, at any depth."""
     while (wrapped := module._modules.get("_original_component")) is not None:
         module = wrapped
     stored = {name: value for name, value in module._buffers.items() if name not in module._non_persistent_buffers_set}

@@ -47,7 +47,7 @@ def stored_bytes(value: Tensor) -> Any:
 
 
 def _pieces(value: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor in pieces for hashing: whole if contiguous on the CPU, else copies of a few rows at a time."""
+    """Yield a tensor in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows each."""
     if value.ndim < 2 or (value.is_contiguous() and value.device.type == "cpu"):
         yield value
         return
@@ -77,7 +77,7 @@ class _Seen:
     numbers: tuple[Tensor, ...]
 
     def same(self, now: "_Seen") -> bool:
-        """Return True if the tensor has the same state `now` as when it was hashed."""
+        """Return True if the tensor's present state `now` equals the state when it was hashed."""
         # The numbers come last because comparing them waits for a GPU.
         return (self.form, self.place) == (now.form, now.place) and all(map(torch.equal, self.numbers, now.numbers))
 
@@ -97,13 +97,15 @@ def kept_digest(
 ) -> str:
     """Return `make()` for some weights of a model, from memory if no weight has changed since the last call.
 
+    name: key under which the result is remembered for this model.
+    values: the weights.
+    make: function without arguments that computes the result, such as a SHA-256.
+    known: sums of bits from earlier calls, to be used if no weight can have changed since; None computes the sums.
+
     Compared are each weight's address, shape, type, strides, device, count of in-place edits, and numbers. For the
     numbers, the bits are read as integers and summed over rows and over columns, modulo 2^64, on the weight's device.
     The sums notice a change of one number and an exchange of two, also through `.data`, which is not counted as an
     edit. Vectors and tensors of at most `_SMALL` numbers are compared whole.
-
-    name: under which the digest is remembered. values: the weights. make: computes the digest. known: sums from earlier
-    calls, if no weight can have changed since.
     """
     sums: Sums = {} if known is None else known
     now = tuple(None if value is None else _seen(value.detach(), sums) for value in values)
@@ -121,9 +123,9 @@ def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
 
 
 def _seen(value: Tensor, sums: Sums) -> _Seen:
-    """Return the present state of a tensor, for comparison with an earlier one.
+    """Return the present state of a tensor as a `_Seen`, for comparison with an earlier one.
 
-    sums: sums of the bits of tensors, to which this tensor's sums are added.
+    sums: from address and form of tensors to sums of their bits; this tensor's sums are added.
     """
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))
@@ -155,10 +157,12 @@ def _as_integers(stored: Tensor) -> Tensor:
 
 
 def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any]:
-    """Return the hashes that a table's `attrs` record of its weights, from a digest for each layer that was read.
+    """Return the hashes of weights that a table's `attrs` record, as a dict.
 
-    Keys: `weights_sha256` (all these layers together), `weights_by_layer` (a dict from layer, as text, to hash) and
+    Its keys: `weights_sha256` (of all these layers together), `weights_by_layer` (from layer, as text, to hash) and
     `n_layers` (layers of the whole model).
+
+    digests: from layer that was read to the digest of its weights.
     """
     return {
         "weights_sha256": _sha256("".join(digests.values())),

@@ -60,7 +60,10 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return (b_O, norm after the attention, 1.0) of a layer; 1.0 is the factor on what attention and MLP add."""
+    """Return (b_O, norm after the attention, 1.0) of a layer.
+
+    b_O: bias after W_O. 1.0 is the factor on what attention and MLP add; only models in a bridge have another factor.
+    """
     block, cfg = model.blocks[layer], model.cfg
     norm = block.ln1 if cfg.original_architecture in NORMS_BEHIND else block._modules.get("ln1_post")
     behind = NO_NORM if norm is None else read_normalization(norm, cfg, f"layer {layer}, norm behind the attention")
@@ -107,7 +110,10 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key."""
+    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+
+    scores: some or all scores that the layer's hook point shows.
+    """
     return scores > torch.finfo(scores.dtype).min / 2  # masked ones are -inf
 
 
@@ -128,7 +134,7 @@ def frequency_switch(model: Any, n_positions: int) -> int | None:
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
-    """Run the model on `tokens` [batch, pos] and return its key/value cache."""
+    """Run the model on `tokens` [batch, pos] and return its key/value cache, an object of TransformerLens."""
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
     cache = TransformerLensKeyValueCache.init_cache(model.cfg, tokens.device, len(tokens))
@@ -173,9 +179,10 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive
 
 
 def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
-    """Return a norm module as a `Normalization`. where: layer and role, for messages.
+    """Return a norm module of TransformerLens as a `Normalization`.
 
-    Raises UnsupportedArchitecture if the norm cannot be folded into weights.
+    cfg: the model's config. where: layer and role, for messages. Raises UnsupportedArchitecture if the norm cannot be
+    folded into weights.
     """
     # By class, not by the config, because the final norm may be of another kind than the other norms.
     kind = _NORM_KINDS.get(type(norm).__name__.removesuffix("Pre"))
@@ -187,7 +194,10 @@ def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
 
 
 def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
-    """Return the norm of queries or keys from its module, None without one."""
+    """Return the norm of queries or keys as a `QueryKeyNorm`, from its module; None without one.
+
+    cfg: the model's config.
+    """
     if norm is None:
         return None
     over_heads = not cfg.use_qk_norm
@@ -196,7 +206,7 @@ def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
 
 
 def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
-    """Return the rotary geometry of an attention module, None without rotary positions."""
+    """Return the rotary geometry of an attention module, None without rotary positions. cfg: the model's config."""
     if cfg.positional_embedding_type != "rotary":
         return None
     cos, sin, limit = attention.rotary_cos, attention.rotary_sin, _rotary_limit(cfg)

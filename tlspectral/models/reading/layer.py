@@ -21,7 +21,7 @@ from tlspectral.models.reading.norms import Normalization, QueryKeyNorm, double,
 class LayerSettings:
     """Everything about an attention layer except its projections.
 
-    norm: input norm.
+    norm: norm between the residual stream and the attention's input.
     q_norm, k_norm: norms of queries and keys, or the latents that they are projected from; None without one.
     score_scale: factor on the product of query and key.
     softcap: bound on scores; None without one.
@@ -30,7 +30,7 @@ class LayerSettings:
     ever is.
     selected_keys: in longer prompts an indexer picks this many keys for each query (GLM 5); None without an indexer.
     v_norm: norm of values (Gemma 4). What a head writes is then linear in the stream up to a factor per token.
-    keys_are_values: values are the keys before norm and rotation (some layers of Gemma 4).
+    keys_are_values: True if values are the keys before norm and rotation (some layers of Gemma 4).
     """
 
     norm: Normalization
@@ -48,9 +48,10 @@ class LayerSettings:
     __repr__ = one_line
 
     def inputs(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> HeadInputs:
-        """Return queries or keys by head, before query/key norm and rotation.
+        """Return queries or keys by head, before query/key norm and rotation, as `HeadInputs`.
 
-        captured: activation at the hook point of queries or keys.
+        what: "query" or "key". captured: activation at the hook point of queries or keys: the latents, in latent
+        attention.
         """
         norm = self.q_norm if what == "query" else self.k_norm
         if isinstance(norm, Latent):
@@ -60,9 +61,9 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from the activation at their hook point.
+        """Return values by head from the activation at their hook point, after a norm of values if there is one.
 
-        In latent attention this point shows each head's keys, then its values.
+        In latent attention this point shows each head's keys, then its values; only the values are returned.
         """
         if not isinstance(self.k_norm, Latent):
             return captured if self.v_norm is None else self.v_norm.applied(captured)
@@ -79,12 +80,14 @@ class LayerSettings:
         return x if norm is None else norm.applied(x, scale)
 
     def without_weights(self) -> "LayerSettings":
-        """Return the settings without weights, which may be copies."""
+        """Return only the fields of `LayerSettings`, without projections such as W_Q, which a subclass adds."""
         return LayerSettings(**{field.name: getattr(self, field.name) for field in fields(LayerSettings)})
 
     @property
     def valid_up_to(self) -> int | None:
-        """Prompt length up to which rotary frequencies and score scale do not change; None if they never change."""
+        """Prompt length in tokens up to which rotary frequencies and scale of scores stay the same; None without a
+        limit.
+        """
         limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -116,7 +119,7 @@ class RawAttention(LayerSettings):
 
     @property
     def n_kv_receivers(self) -> int:
-        """Number of separate keys (and of values) in the layer: one per key/value head; 1 in latent attention."""
+        """Number of different keys per token in the layer: one per key/value head; 1 in latent attention."""
         return 1 if isinstance(self.k_norm, Latent) else len(self.w_k)
 
 
@@ -126,7 +129,7 @@ class OutputFactors:
 
     w_v: W_V with the input norm's gain folded in (centred for LayerNorm).
     w_o: W_O as stored.
-    storage_dtype: type in which the model stores them.
+    storage_dtype: type in which the model stores W_V.
     """
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
@@ -179,7 +182,12 @@ class AttentionLayer(LayerSettings):
 
     @property
     def bilinear(self) -> Literal["exact", "up_to_token_scale", "up_to_content_scale", "softcapped"]:
-        """How the score depends on n M n^T, n the normalised stream; the column `bilinear` explains the four words."""
+        """How the score depends on n M n^T, with n the normalised stream; a column of the head table shows this word.
+
+        "exact": it is n M n^T with rotations, plus biases. "up_to_token_scale": a query/key norm adds a positive factor
+        per token. "up_to_content_scale": latent attention, whose norm adds a factor per token to the columns that do
+        not rotate. "softcapped": a tanh bounds the score.
+        """
         if self.softcap is not None:
             return "softcapped"
         if isinstance(self.k_norm, Latent):
@@ -193,10 +201,10 @@ class AttentionLayer(LayerSettings):
     def operator_factors(
         self,
     ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
-        """Return W_Q and W_K per query head, so that M = W_Q W_K^T; gains of query/key norms are folded in.
+        """Return (W_Q, W_K) of each query head, so that M = W_Q W_K^T; gains of query/key norms are folded in.
 
-        Shared keys are repeated. Latent columns of W_K carry the latent's 1/rms (`Latent.white_scale`, or measured).
-        W_Q of a spectral layer also carries its gain and phase.
+        Keys that query heads share are repeated. Latent columns of W_K carry the latent's 1/rms (`Latent.white_scale`,
+        or measured). W_Q of a layer with learnable rotary positions also carries its gain and phase.
         """
         w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
         w_k = self.w_k if self.k_norm is None else self.k_norm.folded_into(self.w_k)
@@ -231,7 +239,7 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
 
 
 def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return the parameters that a layer's two hashes cover: first those of queries and keys, then W_V and W_O.
+    """Return two lists of parameters of a layer, for its two hashes: parameters of queries and keys; then [W_V, W_O].
 
     Raises BadWeights for a weight on the meta device, for example if accelerate loads it only when it is used.
     """
@@ -245,7 +253,10 @@ def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | 
 
 
 def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
-    """Return the query and key weights of a layer in float64 on the CPU, input norm folded in. Raises BadWeights."""
+    """Return a layer's query and key weights as an `AttentionLayer`: float64 on the CPU, with the input norm folded in.
+
+    layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
+    """
     for role, value in _query_key_parameters(raw).items():
         require_readable(value, f"layer {layer}, {role}")
     (w_q, b_q), (w_k, b_k) = (_fold(*projection(raw, what, double), raw.norm) for what in ("q", "k"))
@@ -257,9 +268,9 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
 
 
 def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return the value and output weights of a layer in float64 on the CPU, the input norm's gain folded into W_V.
+    """Return a layer's value and output weights as `OutputFactors`: float64 on the CPU, the input norm's gain in W_V.
 
-    Raises BadWeights.
+    layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
     """
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
@@ -270,7 +281,7 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
-    """Yield each key/value group of a layer: the slice of its query heads, and a `RawAttention` of these heads.
+    """Yield (slice of its query heads, `RawAttention` of these heads and their key) for each key/value group.
 
     With groups, only one group at a time has to be in float64. M is the same as in the whole layer. Scores are not the
     same if a query/key norm takes its mean over all heads.
@@ -280,7 +291,10 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
 
 
 def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[AttentionLayer, OutputFactors]]:
-    """Return the key/value groups of a folded layer with their values and outputs, as views of its tensors."""
+    """Return a list of (layer, output), one per key/value head, with only its weights and those of its query heads.
+
+    The tensors are views of the given ones.
+    """
     return [
         (
             replace(
@@ -304,7 +318,10 @@ def _slices_of_groups(w_q: Tensor, w_k: Tensor) -> list[tuple[slice, slice]]:
 
 
 def _settings_of_heads(layer: LayerSettings, heads: list[int] | slice, keys: list[int] | slice) -> dict[str, Any]:
-    """Return the settings of a layer that differ by head, for some heads: a dict from field name to value."""
+    """Return the settings of a layer that differ by head, for some heads: a dict from field name to value.
+
+    heads: indices of query heads. keys: indices of their key/value heads.
+    """
     return {
         "q_norm": layer.q_norm and layer.q_norm.of_heads(heads),
         "k_norm": layer.k_norm and layer.k_norm.of_heads(keys),
@@ -336,10 +353,10 @@ def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tens
 def projection(
     raw: RawAttention, what: Literal["q", "k", "v"], cast: Callable[[Tensor], Tensor]
 ) -> tuple[Float[Tensor, "heads d_model d_head"], Float[Tensor, "heads d_head"] | None]:
-    """Return W_Q, W_K or W_V from the normalised residual stream to each head, and its bias or None; differentiable.
+    """Return (weight, bias or None) of the projection from the normalised residual stream to each head; differentiable.
 
-    cast: applied to each parameter. Through a latent, the weight includes the gain of the latent's norm but not its
-    factor per token.
+    what: "q", "k" or "v" for W_Q, W_K or W_V. cast: applied to each parameter. Through a latent, the weight includes
+    the gain of the latent's norm but not its factor per token. The bias of W_V is left out.
     """
     latent = raw.q_norm if what == "q" else raw.k_norm
     if isinstance(latent, Latent):
@@ -352,7 +369,7 @@ def projection(
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
-    """Return a projection's weight and bias with the input norm folded in, in float64."""
+    """Return (weight, bias) of a projection in float64, with gain and bias of the input norm folded in."""
     norm = norm.as_(double)
     return folded_weight(weight, norm), folded_bias(weight, bias, norm)
 
@@ -369,10 +386,11 @@ class LiveFactors(NamedTuple):
 
 
 def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-    """Return W_Q and W_K of some heads (None: all) as differentiable functions of the model's parameters.
+    """Return W_Q and W_K of some heads as differentiable functions of the model's parameters, with the rotary geometry.
 
-    folded: True folds norms in, as `fold_attention` and `operator_factors` do. Raises BadWeights for meta or quantised
-    weights. NaN and infinities are not looked for, because in a training step that would take as long as the products.
+    layer: its number, for messages. heads: indices of query heads; None: all. folded: True folds in the norms of the
+    input and of queries and keys. Raises BadWeights for meta or quantised weights. NaN and infinities are not looked
+    for, because in a training step that would take as long as the products.
     """
     for role, value in _query_key_parameters(raw).items():
         _require_floating(value, f"layer {layer}, {role}")
@@ -396,7 +414,10 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
 
 
 def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
-    """Raise ValueError if a prompt has more tokens than the length up to which queries have one score scale."""
+    """Raise ValueError if a prompt is longer than the length up to which the layer has one score scale for all queries.
+
+    index: the layer's number, for the message. n_positions: tokens of the prompt.
+    """
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
         raise ValueError(
@@ -407,7 +428,10 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 
 
 def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice: str) -> None:
-    """Raise ValueError if a prompt has more tokens than the keys that an indexer picks. advice: end of the message."""
+    """Raise ValueError if a prompt has more tokens than the keys that an indexer of a layer picks for a query.
+
+    n_positions: tokens of the prompt. advice: end of the message.
+    """
     selected = min((layer.selected_keys for layer in layers if layer.selected_keys is not None), default=n_positions)
     if n_positions > selected:
         raise ValueError(
@@ -417,7 +441,10 @@ def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice:
 
 
 def require_own_projections(layer: LayerSettings, index: int, reason: str | None = None) -> None:
-    """Raise UnsupportedArchitecture if a layer's values are its keys; with a `reason`, also for latent attention."""
+    """Raise UnsupportedArchitecture if a layer's values are its keys; with a `reason`, also for latent attention.
+
+    index: the layer's number. reason: why latent attention is not supported, the end of its message.
+    """
     if layer.keys_are_values:
         raise UnsupportedArchitecture(
             f"layer {index}: its values are its keys before norm and rotation, so keys and values cannot be treated "
@@ -428,7 +455,10 @@ def require_own_projections(layer: LayerSettings, index: int, reason: str | None
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Raise UnsupportedArchitecture if a layer clips queries and keys at a limit (OLMo 1.7, MPT); None: no limit."""
+    """Raise UnsupportedArchitecture if a layer clips queries and keys at a limit (OLMo 1.7, MPT).
+
+    limit: None passes.
+    """
     if limit is not None:
         raise UnsupportedArchitecture(
             f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are not bilinear in the "

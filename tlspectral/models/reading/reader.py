@@ -31,7 +31,7 @@ class Reader(Protocol):
         ...
 
     def read_mlp_input(self, model: Any, layer: int) -> MlpInput:
-        """Return the hook point that shows a layer's MLP input, and the norm between the stream and that point."""
+        """Return, as `MlpInput`, the hook point of a layer's MLP input and the norm between stream and point."""
         ...
 
     def final_normalization(self, model: Any) -> Normalization:
@@ -50,7 +50,10 @@ class Reader(Protocol):
         ...
 
     def frequency_switch(self, model: Any, n_positions: int) -> int | None:
-        """Return the largest prompt length below `n_positions` with other rotary frequencies past it, else None."""
+        """Return the largest prompt length below `n_positions` past which the model uses other rotary frequencies.
+
+        None if the frequencies do not change up to `n_positions`.
+        """
         ...
 
     def seen_keys(self, model: Any, layer: int, n_positions: int) -> Tensor:

@@ -79,7 +79,10 @@ def frequencies_of_tables(
 def _angle_per_token(
     cos: Float64[Tensor, "rows pairs"], sin: Float64[Tensor, "rows pairs"], positions: list[int], resolution: float
 ) -> Float64[Tensor, "pairs"]:
-    """Return radians per token of each pair: the angle at position 1, refined at 2, 4, 8, ... if tables are 16 bit."""
+    """Return radians per token of each pair: the angle at position 1, refined at 2, 4, 8, ... if tables are 16 bit.
+
+    positions: position of each row of the tables. resolution: relative rounding (eps) of the numbers in the tables.
+    """
     angles = torch.atan2(sin, cos)
     theta = angles[1]  # every theta in use is at most 1 radian
     for row, position in enumerate(positions):
@@ -116,9 +119,11 @@ def frequencies_of_stored(
     n_pairs: int,
     known: Frequencies | None = None,
 ) -> Frequencies:
-    """Return `frequencies_of_tables` for whole tables that a module stores; remembered until the tables change.
+    """Return the rotary frequencies that produce whole tables of cos and sin, which a module stores.
 
-    holder: the module under which the result is remembered.
+    holder: the module; the result is remembered under it until the tables change. cos, sin: row i is position i.
+    n_pairs: number of rotary pairs. known: expected frequencies, or None. As `frequencies_of_tables`, which compares
+    some rows.
     """
     rows = _rows(len(cos)).to(cos.device)
     cos, sin = cos.detach()[rows], sin.detach()[rows]
@@ -132,9 +137,10 @@ def frequencies_of_module(
 ) -> Frequencies:
     """Return the frequencies by which a rotary module rotates prompts of at most `n_positions` tokens.
 
-    The module's own forward is called on a copy with its own buffers. The result is remembered until the module
-    changes. `known` is returned if the module cannot be called with positions, or does not return tables of cos and
-    sin.
+    module: of transformers. layer_type: passed to its forward; None if all layers have one type. known: the frequencies
+    that its attributes state; they are returned if its tables agree, if it cannot be called with positions, or if it
+    does not return tables of cos and sin. The module's own forward is called on a copy with its own buffers. The result
+    is remembered until the module changes.
     """
     n_pairs = len(known.theta)
 
@@ -149,9 +155,9 @@ def frequencies_of_module(
 
 
 def _remembered(holder: Any, name: str | None, state: Any, make: Callable[[], Frequencies]) -> Frequencies:
-    """Return `make()` for a module, from memory while `state` is the same.
+    """Return `make()` for a module, or the result that was remembered for it while `state` is the same.
 
-    name: distinguishes results of one module.
+    holder: the module. name: distinguishes results of one module. state: value that is compared by `!=`.
     """
     kept = _compared.setdefault(holder, {})
     if name not in kept or kept[name][0] != state:
@@ -162,12 +168,12 @@ def _remembered(holder: Any, name: str | None, state: Any, make: Callable[[], Fr
 
 @cache
 def _rows(n_positions: int) -> Int64[Tensor, "rows"]:
-    """Return `compared_positions` as a tensor of integers."""
+    """Return the positions below `n_positions` at which tables are compared, as a tensor of integers."""
     return torch.tensor(compared_positions(n_positions))
 
 
 def _state_of(module: Any) -> Iterator[Any]:
-    """Yield everything that determines a module's tables: its code, its numbers, its buffers and parameters."""
+    """Yield everything that determines a rotary module's tables: its code, its numbers, its buffers and parameters."""
     for inner in module.modules():
         yield type(inner).forward, vars(inner).get("forward")
         yield {name: value for name, value in vars(inner).items() if isinstance(value, int | float | str)}
@@ -178,7 +184,9 @@ def _state_of(module: Any) -> Iterator[Any]:
 def _applied(module: Any, layer_type: str | None, n_positions: int, d_head: int) -> tuple[Tensor, Tensor] | None:
     """Return (cos, sin), each [rows, columns], that a module's forward computes at the compared positions.
 
-    None if the module cannot be called like this or returns something else.
+    module: rotary module of transformers. layer_type: passed to its forward unless None. n_positions: the positions are
+    below it (`compared_positions`). d_head: width of the input. None if the module cannot be called like this or
+    returns something else.
     """
     twin = copy.copy(module)  # frequencies that depend on the length are overwritten by a call
     vars(twin)["_buffers"] = {

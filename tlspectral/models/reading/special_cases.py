@@ -91,11 +91,14 @@ _ORDINARY = SpecialAttention()
 
 
 def special_attention(wrapped: Any) -> SpecialAttention:
-    """Return the `SpecialAttention` of an attention module; without peculiarities if the table has no row for it."""
+    """Return the `SpecialAttention` for the class of an attention module of transformers.
+
+    Classes that are not in the table have no peculiarities.
+    """
     return _row(type(wrapped).__name__)
 
 
 @cache  # hooks ask at every pass
 def _row(name: str) -> SpecialAttention:
-    """Return the `SpecialAttention` for a class name."""
+    """Return the `SpecialAttention` for the class name of an attention module; default: no peculiarities."""
     return next((case for start, case in SPECIAL_ATTENTION.items() if name.startswith(start)), _ORDINARY)

@@ -12,7 +12,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
-from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture, not_a, shown
+from tlspectral.errors import kind_of as kind_of_argument
 from tlspectral.models.hooking.exclusive import modules_of
 from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
@@ -55,6 +56,8 @@ _marks = count()
 @dataclass(eq=False)
 class AttentionView:
     """A model's attention layers, with the same methods for every backend. Weights are copied only on request.
+
+    `attention_view(model)` makes it, or `with measured(model) as view`.
 
     model: TransformerBridge or HookedTransformer; it is never changed.
     backend: "bridge" or "hooked".
@@ -128,13 +131,17 @@ class AttentionView:
 
     @cached_property
     def hook_points(self) -> dict[str, Any]:
-        """The hook points by name. They are looked up once, because a bridge collects them again at every request."""
+        """The hook points of the model, a dict from name to module.
+
+        A bridge collects it anew at every request; this is kept.
+        """
         return self.model.hook_dict
 
     def hooks_on(self, hooks: Iterable[Hook]) -> AbstractContextManager[None]:
-        """Place hooks on the model until the `with` block ends, as `placing.hooks_on` does.
+        """Place hooks on the model, for this thread only, until the `with` block ends.
 
-        hooks: (hook point name, function).
+        hooks: pairs of hook point name and function of (activation, hook point). Raises EditNotHonored if another
+        thread runs the model, or if a hook is removed early.
         """
         return hooks_on(self.model, self.hook_points, hooks)
 
@@ -182,17 +189,17 @@ class AttentionView:
         return self.kept[key]
 
     def layer(self, index: int) -> AttentionLayer:
-        """Return the query and key weights of one layer, norms folded in, in float64 on the CPU.
+        """Return the query and key weights of one layer as an `AttentionLayer`: norms folded in, float64 on the CPU.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_attention(self.raw(index), index)
 
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-        """Return W_Q and W_K of some heads of a layer (None: all) with gradients to the model's parameters.
+        """Return W_Q, W_K and the rotary geometry of some heads of a layer, with gradients to the model's parameters.
 
-        folded: True folds norms in. Raises BadHead if the layer does not exist; UnsupportedArchitecture if it cannot be
-        read, or only as a copy without gradients.
+        index: the layer. heads: None for all. folded: True folds norms in. Raises BadHead if the layer does not exist;
+        UnsupportedArchitecture if it cannot be read, or only as a copy without gradients.
         """
         raw = self._stored(index)
         if folded and self._spectral_geometry is not None:
@@ -205,7 +212,8 @@ class AttentionView:
     def _require_gradient(self, weight: Tensor, index: int, role: str) -> None:
         """Raise UnsupportedArchitecture if a weight passes no gradient although the layer's attention is trainable.
 
-        A frozen parameter passes, and so does an attention without trainable parameters.
+        A frozen parameter passes, and so does an attention without trainable parameters. index: the layer. role: name
+        of the weight, such as "W_Q", for the message.
         """
         if weight.requires_grad or not torch.is_grad_enabled():
             return
@@ -219,7 +227,7 @@ class AttentionView:
             )
 
     def output(self, index: int) -> OutputFactors:
-        """Return the value and output weights of one layer, norms folded in, in float64 on the CPU.
+        """Return the value and output weights of one layer as `OutputFactors`: norms folded in, float64 on the CPU.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
@@ -228,14 +236,16 @@ class AttentionView:
     def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
         """Return (b_O, norm after the attention, factor on what the layer adds) of a layer.
 
-        b_O is None if the layer has none. Raises BadHead if the layer does not exist, UnsupportedArchitecture for an
-        unsupported norm.
+        b_O: bias after W_O, None without one. Raises BadHead if the layer does not exist, UnsupportedArchitecture for
+        an unsupported norm.
         """
         self._stored(index)
         return self.reader.read_output(self.model, index)
 
     def mlp_input(self, index: int) -> MlpInput | None:
-        """Return the hook point (full name) that shows a layer's MLP input, and the norm before it; None: no MLP.
+        """Return, as `MlpInput`, the hook point (full name) of a layer's MLP input and the norm before it; or None.
+
+        None: the layer has no MLP.
 
         Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
         """
@@ -274,7 +284,8 @@ class AttentionView:
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that a layer applied in a run, [(batch,) pos, columns]; None if it shows none.
 
-        captured: as `capture_until` returns it. Tables of a spectral layer are [(batch,) heads, pos, pairs].
+        index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook point name to
+        tensor. With learnable rotary positions the tables are [(batch,) heads, pos, pairs].
         """
         tables = self.reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
@@ -300,7 +311,7 @@ class AttentionView:
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return a dict from what passes a hook point of a layer to its name; `reading/blocks.py` has a picture."""
+        """Return a dict from what a hook point of a layer shows ("query") to its name ("blocks.0.attn.hook_q")."""
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
@@ -326,7 +337,7 @@ class AttentionView:
         return self.model.W_U, self.reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
+        """Return the SHA-256 (hex) of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
 
         Zero biases do not count, because TransformerLens 3.9 adds one to an unembedding that has none. The depth at
         which a bridge wraps a module does not count either.
@@ -341,10 +352,10 @@ class AttentionView:
         return kept_digest(self.model, tuple(weights), weights.values(), make, self.sums)
 
     def state(self) -> Hashable:
-        """Return a value that differs (`!=`) once the model's own forward pass can have changed.
+        """Return a value that differs (`!=`) from an earlier one if the model's forward pass can have changed.
 
-        It covers all parameters and buffers, compared as in `kept_digest`, and for each module its class and the
-        numbers, flags and strings of module and config. Hooks are not covered: see `acting_on`.
+        It covers all parameters and buffers, and for each module its class and the numbers, flags and strings of module
+        and config. Hooks are not covered: see `acting_on`.
         """
         modules = modules_of(self.model)
         tensors = {id(value): value for part in modules for held in (part._parameters, part._buffers)
@@ -358,7 +369,7 @@ class AttentionView:
         return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
 
     def ends_digest(self) -> str:
-        """Return the SHA-256 of embedding, unembedding and final norm as stored; of an encoder only the embedding's."""
+        """Return the SHA-256 (hex) of embedding, unembedding and final norm as stored; encoder: of the embedding."""
         w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
         ends = {"W_E": self.embedding(), "W_U": w_u, "final norm gain": norm.gain}
 
@@ -370,9 +381,10 @@ class AttentionView:
         return kept_digest(self.model, "ends", ends.values(), make, self.sums)
 
     def layer_digest(self, index: int) -> str:
-        """Return two SHA-256 of a layer as one text: of its queries and keys as stored, then of W_V and W_O.
+        """Return the two SHA-256 (hex) of a layer, joined: of its query and key weights as stored, then of W_V and W_O.
 
-        Raises as `raw`, and BadWeights for a weight on the meta device.
+        Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read, BadWeights for a
+        weight on the meta device.
         """
         sides = enumerate(hashed_sides(self.raw(index)))
         return "".join(
@@ -380,12 +392,13 @@ class AttentionView:
         )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
-        """Return the dict for a table's `attrs`: `source`, and hashes of the weights of some layers (None: all).
+        """Return the origin of the model for a table's `attrs`, a dict: `source`, and hashes of weights by layer.
 
         A layer's hash covers its attention weights, input norm, embedding, unembedding and final norm, as stored.
         Skipped layers have no hash, and neither has a model from which no head table can be made.
 
-        processing: True adds what TransformerLens' weight processing left, for tables whose numbers depend on it.
+        layers: None for all. processing: True adds two flags about TransformerLens' weight processing (`processing`),
+        for tables whose numbers depend on it.
         """
         try:
             ends = self.ends_digest()
@@ -419,24 +432,33 @@ class AttentionView:
 def attention_view(model: Any) -> AttentionView:
     """Return an `AttentionView`: the attention layers of a model, with the same methods for every kind of model.
 
-    Use it to look at single layers. To measure a model, open it by `measured`, which reads each layer only once.
+    Use it to look at weights of single layers. To measure a model, open it by `measured`, which reads each layer once.
 
     >>> import tlspectral as tls
-    >>> attention_view(tls.load_model("tiny-rope"))
+    >>> from tlspectral.models.reading import attention_view
+    >>> view = attention_view(tls.load_model("tiny-rope"))
+    >>> view
     AttentionView(tiny-rope, bridge: 2 layers, d_model 64, d_vocab 32, n_ctx 128)
+    >>> view.layer(0).w_q.shape
+    torch.Size([4, 64, 16])
 
     Args:
         model: TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
+    Returns:
+        The view, which reads weights when a method asks for them. `.layer(0)`: W_Q and W_K of layer 0, norms folded in,
+        in float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
+
     Raises:
-        TypeError: `model` is another object.
+        TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
         UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
             pass.
     """
     if getattr(model, "only_weights", False):
         raise TypeError(
-            f"{model} holds the files of weights for analyze_heads, not a model that runs: load it with load_model, "
-            "without weights='files'"
+            f"{shown(model)} holds the files of weights for analyze_heads, not a model that runs: load it with "
+            "load_model, without weights='files'"
         )
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
@@ -450,8 +472,9 @@ def attention_view(model: Any) -> AttentionView:
     elif hasattr(model, "blocks") and hasattr(model, "cfg") and hasattr(model, "run_with_hooks"):
         backend = "hooked"
     else:
+        mistaken = "" if kind_of_argument(model) in ("", "a model") else f"{not_a(model, 'a model')}; a "
         raise TypeError(
-            f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
+            f"{mistaken}{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
             "tlspectral.load_model(...), which takes a name or a model of transformers"
         )
     cfg = model.cfg
@@ -469,12 +492,13 @@ def attention_view(model: Any) -> AttentionView:
 def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
     """Open a model for a measurement: yield its `AttentionView`, which reads the weights of each layer only once.
 
-    Use it in a function that measures a model. Nothing in the block may change the weights.
+    Use it in a function of your own that measures a model. Nothing in the block may change the weights.
 
     >>> import tlspectral as tls
+    >>> from tlspectral.models.reading import measured
     >>> with measured(tls.load_model("tiny-rope")) as view:
-    ...     heads_by_layer(view, "L0")
-    {0: [0, 1, 2, 3]}
+    ...     view.layer(1).n_heads
+    4
 
     Args:
         model: TransformerBridge or HookedTransformer.
@@ -482,7 +506,15 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
             False if the measurement does not run the model, or if it is meant to include the hooks (as `evaluate`
             does).
 
-    Raises: as `attention_view`.
+    Returns:
+        A context manager that yields the `AttentionView`. `.layer(0)`: W_Q and W_K of layer 0, norms folded in, in
+        float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
+
+    Raises:
+        TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
+        UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
+            pass.
     """
     view = attention_view(model)
     if report_hooks:
@@ -505,7 +537,7 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 
 
 def require_causal(view: AttentionView, why: str) -> None:
-    """Raise UnsupportedArchitecture for an encoder. why: the reason, for the message."""
+    """Raise UnsupportedArchitecture if the model of a view is an encoder. why: the reason, the end of the message."""
     if not view.causal:
         raise UnsupportedArchitecture(
             f"{view.source['model']} is an encoder, in which tokens also see later tokens; a decoder is needed here: "
@@ -514,10 +546,11 @@ def require_causal(view: AttentionView, why: str) -> None:
 
 
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
-    """Return the chosen heads (None: all) as a dict from layer to heads, all sorted, without duplicates.
+    """Return the chosen heads as a dict from layer to a list of heads, all sorted, without duplicates.
 
-    view: an `AttentionView` or `WeightFiles`. heads: as in `Heads`; "L5" is every head of layer 5. Raises BadHead if a
-    layer or head does not exist, or if `heads` has none of the forms of `Heads`.
+    view: an `AttentionView` or `WeightFiles`. heads: names such as "L5H1", (layer, head), "L5" for every head of layer
+    5, or a list of these; None: all heads. Raises BadHead if a layer or head does not exist, or if `heads` has another
+    form.
     """
     if heads is None:
         return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
@@ -540,6 +573,10 @@ def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
 
 
 def one_head(view: Any, head: Head) -> tuple[int, int]:
-    """Return (layer, head) of one head, both counted from 0. Raises BadHead as `heads_by_layer`."""
+    """Return (layer, head) of one head, both counted from 0.
+
+    view: an `AttentionView` or `WeightFiles`. head: a name such as "L5H1", or (layer, head). Raises BadHead if it does
+    not exist.
+    """
     [(layer, [index])] = heads_by_layer(view, [head_pair(head)]).items()
     return layer, index

@@ -23,15 +23,18 @@ _PART, _BOX = "\N{REPLACEMENT CHARACTER}", "\N{WHITE RECTANGLE}"  # a part of a 
 
 
 def packaged_text() -> str:
-    """Return *Alice's Adventures in Wonderland* (Carroll, 1865), 143 kB, public domain; see `data/text/NOTICE.md`.
+    """Return *Alice's Adventures in Wonderland* (Carroll, 1865) as one string: 143 kB, public domain.
 
-    Models have seen it in training, so a loss on it is not a held-out loss.
+    Models have seen it in training, so a loss on it is not a held-out loss. Source: `data/text/NOTICE.md`.
     """
     return (files("tlspectral") / "data" / "text" / "alice.txt").read_text(encoding="utf-8")
 
 
 def packaged_words(kind: Literal["names", "colours", "nouns"]) -> list[str]:
-    """Return packaged first names, colours or common nouns as a list of single words; see `data/binding/NOTICE.md`."""
+    """Return packaged first names, colours or common nouns as a list of single words.
+
+    Source: `data/binding/NOTICE.md`.
+    """
     return (files("tlspectral") / "data" / "binding" / f"{kind}.txt").read_text(encoding="ascii").split()
 
 
@@ -59,7 +62,7 @@ def file_text(path: str | os.PathLike[str]) -> str:
 def file_lines(path: str | os.PathLike[str]) -> list[str]:
     """Return the lines of a UTF-8 file. Only newlines end a line; other separators, such as U+2028, stay in the text.
 
-    Raises as `file_text`.
+    Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
     return NEWLINE.split(file_text(path))
 
@@ -75,7 +78,8 @@ def text_tokens(
     Args:
         view: view of a model that has a tokenizer.
         text: a document, a list of documents, or the name of a data set (one word such as `NeelNanda/pile-10k`; the
-            column `text` of its split `train` is streamed). Default (None): `packaged_text`.
+            column `text` of its split `train` is streamed). None: the packaged book, *Alice's Adventures in
+            Wonderland*.
         n_sequences: largest number of rows.
         sequence_length: tokens in a row, BOS included; at most the context is used.
 
@@ -140,9 +144,10 @@ def texts_in_a_row(view: AttentionView, tokens: list[int]) -> list[str]:
 
 
 def _documents(text: Any) -> Iterable[str]:
-    """Return the documents of a `text` argument as a list of strings.
+    """Return the documents of the user's argument `text` as a list of strings.
 
-    Raises ValueError for anything that is not text.
+    text: None (the packaged book), a document, a list of documents, or the name of a data set, of which up to 2,000
+    rows are read. Raises ValueError for anything that is not text.
     """
     if text is None:
         return [packaged_text()]
