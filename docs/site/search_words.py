@@ -10,7 +10,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "questions.md": ("logit lens", "pruning", "activation steering"),
     "concepts.md": ("D_head", "dir_frac", "rope_imag_frac", "M_S", "M_A", "Im(M_t)", "null model", "random null"),
     "parts.md": ("mean ablation", "zero ablation", "resample ablation", "knockout"),
-    "grouped_keys.md": ("GQA", "MQA", "grouped-query attention", "attention head ablation", "head_mask", "head mask"),
+    "grouped_keys.md": ("GQA", "MQA", "grouped-query attention", "attention head ablation", "head_mask"),
     "circuits.md": ("activation patching", "attribution patching", "EAP", "EAP-IG", "circuit discovery"),
     "wiring.md": ("path patching", "K-composition", "Q-composition"),
     "your_question.md": ("head importance", "important heads", "head ablation"),
