@@ -78,6 +78,7 @@ def first_pages(site: Path) -> dict[str, str]:
     for text in QUERIES:
         query = lunr.query.Query(index.fields)
         for word in re.split(r"[\s\-]+", text.lower()):
+            query.term(word)
             query.term(word, wildcard=lunr.query.Query.WILDCARD_TRAILING)
         results = index.query(query)
         found[text] = results[0]["ref"].partition("#")[0] if results else ""
