@@ -220,7 +220,7 @@ def _key_contrast(
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(
-            f"task= needs a tls.Task with attention=(query, key) positions; found {shown(task)}: give "
+            f"task= needs a tls.Task with attention=(query, key) positions; found {type(task).__name__}: give "
             "tls.Task(prompts, metric, attention=(-1, 2))"
         )
     prompts = packed_prompts(view, task.prompts)

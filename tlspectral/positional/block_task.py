@@ -82,7 +82,8 @@ class BlockDraw:
         distinct = len(set(queried)) == len(queried)
         if not queried or not distinct or not all(0 <= block < len(self.blocks) for block in queried):
             raise ValueError(
-                f"questions must be about different blocks from 0 to {len(self.blocks) - 1}, found blocks {shown(queried)}"
+                f"questions must be about different blocks from 0 to {len(self.blocks) - 1}, found blocks "
+                f"{shown(queried)}"
             )
 
     @property
