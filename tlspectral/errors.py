@@ -51,7 +51,9 @@ def earlier_calls(*positional: str, **renamed: str) -> Callable[[Callable[P, R]]
                 del arguments[n_positional:]
                 for name, value in zip(positional, surplus, strict=False):
                     if name in keywords:
-                        raise TypeError(f"{function.__name__}() got multiple values for argument {name!r}")
+                        raise TypeError(
+                            f"{function.__name__}() got multiple values for argument {name!r}: give it once, as {name}="
+                        )
                     keywords[name] = value
                     _warn_of_earlier(f"{function.__name__}: write {name}=, which is a keyword now")
             for earlier, now in renamed.items():

@@ -219,7 +219,10 @@ def _key_contrast(
     that does not see its key or sees no other key.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
-        raise TypeError(f"task= needs a tls.Task with attention=(query, key) positions; found {type(task).__name__}")
+        raise TypeError(
+            f"task= needs a tls.Task with attention=(query, key) positions; found {type(task).__name__}: give "
+            "tls.Task(prompts, metric, attention=(-1, 2))"
+        )
     prompts = packed_prompts(view, task.prompts)
     pairs = attention_positions(prompts.lengths, task.attention)
     if pairs is None:

@@ -80,7 +80,8 @@ def frequency_table(model: Any) -> pd.DataFrame:
                 limits.append(layer.valid_up_to)
         if not layer_tables:
             raise UnsupportedArchitecture(
-                f"none of the {len(view.layers)} layers has rotary positions: frequency_table needs a model with RoPE"
+                f"none of the {len(view.layers)} layers has rotary positions: frequency_table needs a model with RoPE, "
+                "such as tls.load_model('tiny-rope')"
             )
         limit = min(limits) if limits else None
         return FREQUENCY_TABLE.frame(

@@ -227,7 +227,8 @@ def _lines(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{file} is neither a .gguf file nor a text file that lists models, one per line ({error.reason})"
+            f"{file} is neither a .gguf file nor a text file that lists models, one per line ({error.reason}): save "
+            "the list as UTF-8 text, or give the names and paths in a list"
         ) from error
     lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in NEWLINE.split(text))
     return [line for line in lines if line]

@@ -298,7 +298,7 @@ class HeadHistory:
         tables = {name: table for name, table in vars(self).items() if isinstance(table, pd.DataFrame)}
         matching = [f"history.{name}[{key!r}]" for name, table in tables.items() if key in [*table.columns]]
         shown = " or ".join(matching) or ", ".join(f"history.{name}" for name in tables)
-        advice = f"{'give' if matching else 'its tables are'} {shown}"
+        advice = f"give {shown}" if matching else f"its tables are {shown}: give one of them"
         raise TypeError(f"a HeadHistory has several tables and is not a table itself: {advice}")
 
     @property

@@ -176,7 +176,8 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
             if not torch.equal(after, handed_on.to(after.device)):
                 raise UnsupportedArchitecture(
                     f"layer {layer + 1}: its input is not the residual stream after layer {layer}, so the share of one "
-                    "head is not defined: edges and writes are not available for this model"
+                    "head is not defined: edges and writes are not available for this model. Take another "
+                    "model, or ablate whole heads with tls.ablate"
                 )
             known.add(layer)
 

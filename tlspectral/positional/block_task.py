@@ -82,7 +82,8 @@ class BlockDraw:
         distinct = len(set(queried)) == len(queried)
         if not queried or not distinct or not all(0 <= block < len(self.blocks) for block in queried):
             raise ValueError(
-                f"questions must be about different blocks from 0 to {len(self.blocks) - 1}, found blocks {queried}"
+                f"questions must be about different blocks from 0 to {len(self.blocks) - 1}, found blocks "
+                f"{shown(queried)}"
             )
 
     @property
@@ -167,7 +168,7 @@ class BlockTask(_Blocks):
         Raises ValueError if `draws` is below 1.
         """
         if self.draws < 1:
-            raise ValueError(f"draws= must be 1 or more, found {self.draws}")
+            raise ValueError(f"draws= must be 1 or more, found {shown(self.draws)}")
         return tuple(map(int, np.random.SeedSequence(seed).generate_state(self.draws)))
 
     def drawn(self, seed: int) -> BlockDraw:
@@ -239,11 +240,13 @@ def asked_blocks(task: BlockTask) -> tuple[int, ...]:
     if not isinstance(task.queries, Iterable):
         blocks = swapped_blocks(task)
         if index(task.queries) < 1:
-            raise ValueError(f"queries= must be 1 or more, or a tuple of block indices; found {task.queries}")
+            raise ValueError(f"queries= must be 1 or more, or a tuple of block indices; found {shown(task.queries)}")
         return evenly(blocks, min(index(task.queries), len(blocks)))
     queries = tuple(index(query) for query in task.queries)
     if not queries or len(set(queries)) < len(queries) or not all(0 <= query < task.n_blocks for query in queries):
-        raise ValueError(f"queries= must be different blocks from 0 to {task.n_blocks - 1}, found {list(queries)}")
+        raise ValueError(
+            f"queries= must be different blocks from 0 to {task.n_blocks - 1}, found {shown(list(queries))}"
+        )
     return queries
 
 
@@ -255,7 +258,7 @@ def questions_of(draw: BlockDraw, asked: tuple[int, ...]) -> tuple[int, ...]:
 def require_size(n_blocks: int, most: int) -> None:
     """Raise ValueError unless `n_blocks` is from 3 to `most`."""
     if not 3 <= n_blocks <= most:
-        raise ValueError(f"n_blocks= must be from 3 to {most}; found {n_blocks}")
+        raise ValueError(f"n_blocks= must be from 3 to {most}; found {shown(n_blocks)}")
 
 
 def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:

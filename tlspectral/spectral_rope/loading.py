@@ -19,6 +19,8 @@ from tlspectral.spectral_rope.saving import SPECTRAL_CONFIG, parameters_file, re
 from tlspectral.spectral_rope.spectral_file import HOOKED, options_of, read_file, spectral_file_of
 from tlspectral.spectral_rope.weights_identity import require_identity
 
+_GIVE_ITS_MODEL = "Give the model on which the parameters were learned"
+
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     """Put saved spectral parameters into an ordinary model and return the spectral model.
@@ -71,11 +73,14 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     try:
         spectral = to_spectral(model, **record)
     except (BadHead, UnsupportedArchitecture, ValueError) as error:
-        raise IncompatibleCheckpoint(f"{path} does not fit this model: {error}") from error
+        raise IncompatibleCheckpoint(
+            f"{path} does not fit this model: {str(error).rstrip('.')}. {_GIVE_ITS_MODEL}"
+        ) from error
     try:
         spectral.spectral.load_state_dict(tensors)
     except RuntimeError as error:
-        raise IncompatibleCheckpoint(f"{path}: {error}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise IncompatibleCheckpoint(f"{path} does not fit this model: {reason}. {_GIVE_ITS_MODEL}") from error
     require_identity(identity, spectral, path)
     return spectral
 

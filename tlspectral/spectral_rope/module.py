@@ -249,7 +249,9 @@ class SpectralRoPE(nn.Module):
         if side == "key" and heads == self.n_kv_heads:
             return self.key_mask
         allowed = self.n_heads if side == "query" else f"{self.n_kv_heads} or {self.n_heads}"
-        raise ValueError(f"x= is a {side} tensor of {heads} heads; this module rotates {allowed} heads")
+        raise ValueError(
+            f"x= is a {side} tensor of {heads} heads; this module rotates {allowed} heads: give all heads of the layer"
+        )
 
 
 def _same(stored: Tensor, own: Tensor) -> bool:

@@ -151,7 +151,10 @@ class SpectralHookedTransformer(_Base):
         tensors = on_their_own(_stored(self))
         _require_makeable(self, record, tensors)
         if (name := first_not_finite(tensors)) is not None:
-            raise BadWeights(f"{name} has values that are not finite, so the model is not saved to {folder}")
+            raise BadWeights(
+                f"{name} has values that are not finite, so the model is not saved to {folder}: go back to an earlier "
+                "state, and train with a lower learning rate"
+            )
 
         def write_tokenizer(partial: Path) -> None:
             """Write the tokenizer, if there is one."""

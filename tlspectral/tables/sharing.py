@@ -152,7 +152,7 @@ def require_parts(folder: Path, names: Collection[str]) -> None:
         others = f" and {len(missing) - _NAMED} others" if len(missing) > _NAMED else ""
         raise MissingParts(
             f"{folder}: {len(names) - len(missing)} of {len(names)} jobs are there; missing: "
-            f"{', '.join(missing[:_NAMED])}{others}"
+            f"{', '.join(missing[:_NAMED])}{others}. Run the other shards"
         )
 
 

@@ -77,7 +77,10 @@ class Task:
         else:
             require_metric(self.metric)
         if self.labels is not None and not isinstance(self.labels, pd.DataFrame):
-            raise TypeError(f"labels are a DataFrame with a row per sequence; found {shown(self.labels)}")
+            raise TypeError(
+                f"labels are a DataFrame with a row per sequence; found {shown(self.labels)}: for example "
+                "pd.DataFrame({'condition': ['a', 'b']})"
+            )
         if self.positions is not None and not isinstance(self.positions, Mapping):
             raise TypeError(
                 f"positions={shown(self.positions)} is not a dictionary: give names with positions, such as "

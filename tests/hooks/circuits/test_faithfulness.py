@@ -298,7 +298,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
     pairs, table = ranked(planted, asked)
     with pytest.raises(ValueError, match="has no counterfactual prompts"):
         tls.run_circuit(planted, [], tls.logit_difference(CLEAN, 7, 10))
-    with pytest.raises(ValueError, match=r"must be a table .*; found AttributionResult; .* has edges, .*'L0H1'"):
+    with pytest.raises(ValueError, match=r"must be a table .*; found AttributionResult: .*; .* has edges, .*'L0H1'"):
         inspect.unwrap(room._ranked)(pairs.graph, EDGES)
     with pytest.raises(ValueError, match="has neither estimate nor delta"):
         tls.faithfulness(planted, table[["sender", "receiver"]], asked)

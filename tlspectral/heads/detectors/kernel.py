@@ -245,7 +245,7 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
     if unknown or not listed:
         raise ValueError(
             f"offsets= are key position less query position, numbers from {1 - width} to 0 for prompts of {width} "
-            f"tokens; found {shown(unknown[0]) if unknown else 'none'}"
+            f"tokens; found {shown(unknown[0]) if unknown else 'none'}: for example offsets=[0, -1]"
         )
     return sorted((-number for number in known), reverse=True)
 

@@ -58,7 +58,8 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
             expected = f"{shape}" if callable(pattern) else f"{shape} or {(n_prompts, *shape)}"
             named = f" ({function_name(pattern)})" if callable(pattern) else ""
             raise ValueError(
-                f"pattern{named}: prompt {index} needs weights of shape {expected}; found {tuple(matrix.shape)}"
+                f"pattern{named}: prompt {index} needs weights of shape {expected}; found {tuple(matrix.shape)}: give "
+                "a row per query and a column per key"
             )
         weights[row, :length, :length] = matrix[:length, :length]
     return _seen(weights, rows, causal)

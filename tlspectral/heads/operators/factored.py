@@ -137,7 +137,8 @@ class QKOperator:
         """
         if self.rotary is None:
             raise UnsupportedArchitecture(
-                f"L{self.layer}H{self.head}: phase(t) needs rotary positions, and this layer has none"
+                f"L{self.layer}H{self.head}: phase(t) needs rotary positions, and this layer has none: take a "
+                "head of a layer with RoPE"
             )
         if not 0 <= t < self.rotary.n_pairs:
             raise IndexError(

@@ -157,7 +157,8 @@ def _allowed(
     above = torch.ones(pattern.shape[-2:], dtype=torch.bool).triu(1)
     if bool((pattern[..., above] > 0).any()):
         raise UnsupportedArchitecture(
-            f"layer {index}: queries attend to later keys, as in an encoder; supported encoders are BERT and RoBERTa"
+            f"layer {index}: queries attend to later keys, as in an encoder; supported encoders are BERT and RoBERTa: "
+            "take one of these or a causal model"
         )
     return pattern > 0
 

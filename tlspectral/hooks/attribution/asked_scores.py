@@ -128,7 +128,13 @@ def position_in(length: int, given: Any, name: str) -> int:
     """
     position = whole_number(given)
     if position is None:
-        raise TypeError(f"{name}= must be the position of a token, a whole number; found {shown(given)}")
+        raise TypeError(
+            f"{name}= must be the position of a token, a whole number; found {shown(given)}: for example {name}=-1, "
+            "the last token"
+        )
     if not -length <= position < length:
-        raise ValueError(f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}")
+        raise ValueError(
+            f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}: give {name}= one of these, "
+            f"or -1 for the last token to -{length} for the first"
+        )
     return position % length

@@ -73,14 +73,17 @@ class Dictionary:
                     f"torch.as_tensor({name}).float()"
                 )
             if value.ndim != n_axes:
-                raise ValueError(f"{name}= must have {n_axes} axes ({axes}); found shape {tuple(value.shape)}")
+                raise ValueError(
+                    f"{name}= must have {n_axes} axes ({axes}); found shape {tuple(value.shape)}: give [{axes}]"
+                )
         if self.decoder.shape[1] != len(self.bias):
             raise ValueError(
                 f"decoder has width {self.decoder.shape[1]} and bias {len(self.bias)}: give both with width d_model"
             )
         if not callable(self.encode):
             raise TypeError(
-                f"encode must be a function from streams to activations; found {type(self.encode).__name__}"
+                f"encode must be a function from streams to activations; found {type(self.encode).__name__}: for "
+                "example encode=sae.encode"
             )
         require_call(self.encode, ("streams",), "encode")
 
@@ -119,9 +122,13 @@ class Dictionary:
             settings = json.loads((at / "cfg.json").read_text(encoding="utf-8"))
             tensors = load_file(at / "sae_weights.safetensors")
         except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
-            raise ValueError(f"{at} cannot be read as a SAELens folder: {error}") from error
+            raise ValueError(
+                f"{at} cannot be read as a SAELens folder: {error}. Fetch cfg.json and sae_weights.safetensors again"
+            ) from error
         if not isinstance(settings, dict):
-            raise ValueError(f"{at / 'cfg.json'} must be a JSON object of settings; found {type(settings).__name__}")
+            raise ValueError(
+                f"{at / 'cfg.json'} must be a JSON object of settings; found {type(settings).__name__}: fetch it again"
+            )
         return _autoencoder(at / "cfg.json", settings, tensors)
 
     def fitted(self, view: AttentionView, layers: Iterable[int]) -> Dictionary:
@@ -183,7 +190,10 @@ class Dictionary:
         if wrong is not None:
             token, feature = wrong.nonzero()[0].tolist()
             value = float(activations[token, feature])
-            raise ValueError(f"{expected}, all finite; found {value} for feature {feature} of token {token}")
+            raise ValueError(
+                f"{expected}, all finite; found {value} for feature {feature} of token {token}: look for a division by "
+                "0 or half precision in encode"
+            )
         return activations.detach().cpu().to(torch.float64, copy=True)
 
     def terms(self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"]) -> StreamTerms:
@@ -216,11 +226,15 @@ def require_division(by: str, known: tuple[str, ...], dictionary: Any) -> None:
         raise ValueError(f"by= must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}; found {shown(by)}")
     if dictionary is not None and not isinstance(dictionary, Dictionary):
         wrong = not_a(dictionary, "a dictionary of features")
-        raise TypeError(f"{wrong}: dictionary= must be a tls.Dictionary; found {type(dictionary).__name__}")
+        raise TypeError(
+            f"{wrong}: dictionary= must be a tls.Dictionary; found {type(dictionary).__name__}: give "
+            "tls.Dictionary.load(folder) or tls.Dictionary(decoder, bias, encode)"
+        )
     if dictionary is not None and by != "source":
         raise ValueError(f"dictionary= does not go with by={shown(by)}: give by='source'")
 
 
+_BY_HAND = "make the dictionary yourself, tls.Dictionary(decoder, bias, encode)"  # end of messages of `load`
 _ACTIVATIONS = {"standard": "relu", "jumprelu": "jumprelu", "topk": "topk"}
 _OLD_NAMES = {
     "hook_point": "hook_name",
@@ -275,31 +289,37 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
     for name, value in settings.items():
         if name not in _NO_EFFECT and name not in _ALLOWED:
             raise ValueError(
-                f"{where}: the setting {name}={shown(value)} is unknown, so the features may differ: make the "
-                "dictionary yourself, tls.Dictionary(decoder, bias, encode)"
+                f"{where}: the setting {name}={shown(value)} is unknown, so the features may differ: {_BY_HAND}"
             )
         if name in _ALLOWED and value not in _ALLOWED[name]:
             allowed = _ALLOWED[name][0]
-            raise ValueError(
-                f"{where}: {name}={shown(value)} is not supported, only {allowed!r}: make the dictionary yourself, "
-                "tls.Dictionary(decoder, bias, encode)"
-            )
+            raise ValueError(f"{where}: {name}={shown(value)} is not supported, only {allowed!r}: {_BY_HAND}")
     kind = settings.get("architecture", "standard")
     function = settings.get("activation_fn", _ACTIVATIONS.get(kind, "relu"))
     if kind == "standard" and function == "topk":  # before SAELens 6, top-k was written as a "standard" architecture
         kind = "topk"
     if kind not in _ACTIVATIONS:
-        raise ValueError(f"{where}: architecture={shown(kind)} is not supported, only {', '.join(_ACTIVATIONS)}")
+        raise ValueError(
+            f"{where}: architecture={shown(kind)} is not supported, only {', '.join(_ACTIVATIONS)}: {_BY_HAND}"
+        )
     if function not in ("relu", _ACTIVATIONS[kind]):
-        raise ValueError(f"{where}: activation_fn={shown(function)} is not supported with architecture={shown(kind)}")
+        raise ValueError(
+            f"{where}: activation_fn={shown(function)} is not supported with architecture={shown(kind)}: {_BY_HAND}"
+        )
     given_k = settings.get("k", (settings.get("activation_fn_kwargs") or {}).get("k"))
     k = (whole_number(given_k) or 0) if kind == "topk" else 1
     if k < 1:
-        raise ValueError(f"{where}: k={shown(given_k)} must be the number of active features (top-k), 1 or more")
+        raise ValueError(
+            f"{where}: k={shown(given_k)} must be the number of active features (top-k), 1 or more: write there the k "
+            "of the training"
+        )
     needed = {"W_enc", "b_enc", "W_dec", "b_dec", *(["threshold"] if kind == "jumprelu" else [])}
     if set(tensors) != needed:
         missing, more = sorted(needed - set(tensors)), sorted(set(tensors) - needed)
-        raise ValueError(f"{where.parent}: tensors {missing} are missing, and {more} are unknown for {shown(kind)}")
+        raise ValueError(
+            f"{where.parent}: tensors {shown(missing)} are missing, and {shown(more)} are unknown for {shown(kind)}: "
+            f"correct architecture= in cfg.json, or {_BY_HAND}"
+        )
     w_dec, w_enc = tensors["W_dec"].float(), tensors["W_enc"].float()
     d_sae, d_in = w_dec.shape if w_dec.ndim == 2 else (-1, -1)
     shapes = {"W_enc": (d_in, d_sae), "b_enc": (d_sae,), "b_dec": (d_in,), "threshold": (d_sae,)}
@@ -307,13 +327,18 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
         if name in tensors and tuple(tensors[name].shape) != shape:
             raise ValueError(
                 f"{where.parent}: {name} has shape {tuple(tensors[name].shape)}, which does not fit W_dec "
-                f"{tuple(w_dec.shape)}: {shape} is expected"
+                f"{tuple(w_dec.shape)}: {shape} is expected; fetch sae_weights.safetensors again"
             )
     for name, size in (("d_in", d_in), ("d_sae", d_sae)):
         if settings.get(name, size) != size:
-            raise ValueError(f"{where}: {name}={settings[name]!r} does not fit W_dec of shape {tuple(w_dec.shape)}")
+            raise ValueError(
+                f"{where}: {name}={shown(settings[name])} does not fit W_dec of shape {tuple(w_dec.shape)}: fetch "
+                "cfg.json and sae_weights.safetensors of one autoencoder"
+            )
     if k > d_sae:
-        raise ValueError(f"{where}: k={k} is more than the {d_sae} features of the autoencoder")
+        raise ValueError(
+            f"{where}: k={k} is more than the {d_sae} features of the autoencoder: write there the k of the training"
+        )
     b_enc, b_dec = tensors["b_enc"].float(), tensors["b_dec"].float()
     threshold = tensors["threshold"].float() if kind == "jumprelu" else None
     subtracted = b_dec if settings.get("apply_b_dec_to_input", True) else torch.zeros_like(b_dec)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.models.loading.finding import same_model
 from tlspectral.models.reading.norms import is_centred
 from tlspectral.models.reading.view import AttentionView
@@ -55,14 +55,22 @@ class DictionaryOrigin:
         """
         options = settings.get("model_from_pretrained_kwargs")
         if not isinstance(options, dict | None):
-            raise ValueError(f"{where}: model_from_pretrained_kwargs={options!r} should be an object of settings")
+            raise ValueError(
+                f"{where}: model_from_pretrained_kwargs={shown(options)} should be an object of settings: write "
+                'for example {"center_writing_weights": false}'
+            )
         options = options or {}
         centred = options.get("center_writing_weights")
         if not isinstance(centred, bool | None):
-            raise ValueError(f"{where}: center_writing_weights={centred!r} should be true or false")
+            raise ValueError(
+                f"{where}: center_writing_weights={shown(centred)} should be true or false: write one of these there"
+            )
         block, layer = re.match(r"blocks\.(\d+)\.", str(settings.get("hook_name"))), settings.get("hook_layer")
         if block and layer is not None and layer != int(block[1]):
-            raise ValueError(f"{where}: hook_layer={layer!r} contradicts hook_name={settings['hook_name']!r}")
+            raise ValueError(
+                f"{where}: hook_layer={shown(layer)} contradicts hook_name={shown(settings['hook_name'])}: correct the "
+                "wrong one"
+            )
         version = settings.get("sae_lens_training_version", settings.get("sae_lens_version"))
         numbers = tuple(map(int, re.findall(r"\d+", str(version))[:3]))
         if centred is None and numbers >= _UNPROCESSED_FROM:

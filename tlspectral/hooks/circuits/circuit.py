@@ -407,7 +407,7 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     if not isinstance(edges, pd.DataFrame):
         raise ValueError(
             "edges= must be a table with sender, receiver and estimate, such as from edge_effects; found "
-            f"{type(edges).__name__}{naming_nodes(edges)}"
+            f"{type(edges).__name__}: give tls.edge_effects(model, task=task){naming_nodes(edges)}"
         )
     column = "estimate" if "estimate" in edges else "delta"
     if column not in edges:
@@ -517,7 +517,10 @@ def _shares(sizes: Any) -> list[float]:
         or shares.dtype.kind not in "iuf"
         or not ((shares > 0) & (shares <= 1)).all()
     ):
-        raise ValueError(f"sizes= must be a list of shares of all edges, above 0 and at most 1; found {shown(sizes)}")
+        raise ValueError(
+            f"sizes= must be a list of shares of all edges, above 0 and at most 1; found {shown(sizes)}: for example "
+            "sizes=[0.01, 0.1]"
+        )
     return shares.tolist()
 
 

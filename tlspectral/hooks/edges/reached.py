@@ -89,7 +89,7 @@ def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]
     layer = known
     if what == "mlp":
         if mlp_reads(view, layer) is None:
-            raise BadHead(f"{named.name} does not exist: layer {layer} has no MLP")
+            raise BadHead(f"{named.name} does not exist: layer {layer} has no MLP; leave it out")
         return Receiver(layer, -1, what), ()
     raw = view.raw(layer)
     require_own_projections(raw, layer)

@@ -98,7 +98,7 @@ def other_sender(view: AttentionView, name: str) -> Sender | None:
     if layer is None:
         raise BadHead(f"{name} does not exist: the model has layers {which_exist(int(whole[1]), view.n_layers)}")
     if kind == "mix" and not view.writes_more(layer):
-        raise BadHead(f"{name} does not exist: layer {layer} has only heads and an MLP, no mixer")
+        raise BadHead(f"{name} does not exist: layer {layer} has only heads and an MLP, no mixer; leave it out")
     return Sender(layer, -1, kind)
 
 
@@ -169,7 +169,7 @@ class CachedRun:
         if sender.kind != "head":  # a control draw rotates the whole write
             point = names["mlp_out" if sender.kind == "mlp" else "residual"]
             if point not in captured:
-                raise BadHead(f"{sender.name} does not exist: {point} never fires in this model")
+                raise BadHead(f"{sender.name} does not exist: {point} never fires in this model; leave it out")
             whole = mixed(self.view, layer, captured, in_float64_on_cpu) if sender.kind == "mix" else captured[point]
             written = in_float64_on_cpu(whole)[None]
             size = written.shape[-1]

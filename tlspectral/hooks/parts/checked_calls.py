@@ -47,7 +47,7 @@ def require_part(part: Part) -> None:
     if not isinstance(part.settings, Mapping):
         raise TypeError(
             f"the part {name!r}: settings must be a property that returns a dictionary; found "
-            f"{type(part.settings).__name__}"
+            f"{type(part.settings).__name__}: write @property above def settings(self), and return a dictionary"
         )
     _require_control(part)
     _require_calls(part, f"the part {name!r}", formula=not _is_users(part, "on"))
@@ -116,13 +116,16 @@ def bound_parts(
     else:
         bound_by_layer = part.on(*arguments.values())
     if not isinstance(bound_by_layer, Mapping):
-        raise ValueError(f"{expected}; found {type(bound_by_layer).__name__}")
+        raise ValueError(f"{expected}; found {type(bound_by_layer).__name__}: return for example {{layer: self}}")
     for layer, bound in bound_by_layer.items():
         if layer not in by_layer:
-            raise ValueError(f"{expected}, with layers from {list(by_layer)}; found {shown(layer)}")
+            raise ValueError(
+                f"{expected}, with layers from {shown(list(by_layer))}; found {shown(layer)}: leave it out"
+            )
         if not isinstance(bound, Part) or bound.acts_on != part.acts_on:
             raise ValueError(
-                f"{expected}, each with acts_on = {part.acts_on!r}; found {type(bound).__name__} for layer {layer}"
+                f"{expected}, each with acts_on = {part.acts_on!r}; found {type(bound).__name__} for layer {layer}: "
+                "return for example {layer: self}"
             )
         own = f"the part {part.name!r}"
         whose = own if bound is part else f"{type(bound).__name__}, which on() of {own} returns,"
@@ -181,7 +184,7 @@ def control_of(
     returned = call_users(part.control, arguments, _method(part, "control"), f"a tensor of shape {shape}")
     drawn = returned_tensor(returned, shape, expected, kind="floating-point numbers", like=removal.difference)
     if not_finite(drawn) is not None:
-        raise ValueError(f"{expected}, with finite numbers; found NaN or infinite numbers")
+        raise ValueError(f"{expected}, with finite numbers; found NaN or infinite numbers: return 0 for no change")
     return drawn
 
 
@@ -223,6 +226,6 @@ def replaced_z(
         row, position, head, _ = wrong.nonzero()[0].tolist()
         raise ValueError(
             f"{expected}, with finite numbers; found NaN or infinity at position {position} of row {row}, head "
-            f"{heads[head]}"
+            f"{heads[head]}: return z there to leave it unchanged"
         )
     return replaced

@@ -83,7 +83,8 @@ class Mode(QueryKeyPart):
         numbers = [whole_number(entry) for entry in entries]
         if not numbers or any(number is None or number < 0 for number in numbers):
             raise ValueError(
-                f"modes= must be a whole number from 0 on, or a list of such numbers; found {shown(self.modes)}"
+                f"modes= must be a whole number from 0 on, or a list of such numbers; found {shown(self.modes)}: for "
+                "example modes=[0, 1]"
             )
         object.__setattr__(self, "modes", tuple(sorted({number for number in numbers if number is not None})))
 

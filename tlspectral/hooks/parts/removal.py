@@ -54,6 +54,6 @@ def returned_scores(
         row, head, query, key = seen[0].tolist()
         raise ValueError(
             f"{expected}, finite wherever the key is not masked; found {part[row, head, query, key].item()} for query "
-            f"{query} and key {key} of row {row}, head {scores.heads[head]} of the layer"
+            f"{query} and key {key} of row {row}, head {scores.heads[head]} of the layer: return 0 for no change there"
         )
     return part.masked_fill(masked, 0.0)

@@ -253,7 +253,9 @@ class WeightFiles:
         """
         names = self._names.get(index)
         if names is None:
-            raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
+            raise BadWeights(
+                f"layer {index}: the files of {self.files.name} hold no tensors of this layer; fetch them again"
+            )
         needed, lost = {}, []
         with misfit(self.files.record):
             alone = empty_model(one_layer_config(self.config, index), tensors=1, file="config.json")
@@ -278,7 +280,10 @@ class WeightFiles:
             else:
                 needed[parameter] = (tensor, tuple(value.shape))
         if lost:
-            raise BadWeights(f"layer {index}: {self.files.name} lacks {len(lost)} of its weights, such as {lost[0]}")
+            raise BadWeights(
+                f"layer {index}: {self.files.name} lacks {len(lost)} of its weights, such as {lost[0]}; fetch the "
+                "files again"
+            )
         return needed
 
     def _unsupported(self, why: str) -> UnsupportedArchitecture:

@@ -57,7 +57,10 @@ def _base(folder: Path, name: str) -> Source:
     try:
         source = find_source(base)
     except (FileNotFoundError, ValueError) as error:
-        raise type(error)(f"the base of the adapter {name}, named in {path}, is not there: {error}") from error
+        raise type(error)(
+            f"the base of the adapter {name}, named in {path}, is not there: {str(error).rstrip('.')}. Correct "
+            "base_model_name_or_path in this file"
+        ) from error
     if not source.streams:
         raise UnsupportedArchitecture(
             f"the base of the adapter {name}, {base}, is not a folder or hub model; set base_model_name_or_path in "
@@ -101,7 +104,10 @@ def _merged(pretrained: Any, folder: Path, name: str) -> Any:
         raise
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError, UserWarning) as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadWeights(f"peft {peft.__version__} cannot merge the adapter {name} into its base: {reason}") from error
+        raise BadWeights(
+            f"peft {peft.__version__} cannot merge the adapter {name} into its base: {reason}. Merge it where it was "
+            "trained, by model.merge_and_unload(), and load the result"
+        ) from error
     advice = "untie the embeddings of the base, or save the merged model by peft and check it"
     require_agreement(merged, expected, f"the merge that peft {peft.__version__} makes of {name}", advice)
     return merged.eval()

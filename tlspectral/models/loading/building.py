@@ -21,6 +21,7 @@ from tlspectral.models.loading.building_hooked import build_hooked
 from tlspectral.models.loading.checks import require_agreement, sound_log_probabilities
 from tlspectral.models.loading.encoders import has_no_head, is_encoder_config
 
+_OTHER_MODEL = "Take another model, or a newer version of transformer-lens"
 _ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
 # Names that other models have for the parts of a layer of Gemma 3n.
 _GEMMA3N = {"self_attn": "attn", "input_layernorm": "ln1", "post_attention_layernorm": "ln1_post"}
@@ -73,14 +74,16 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
             post_adapter_hook=lambda adapter: _correct(adapter, pretrained),
         )
     except ValueError as error:
-        raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
+        raise UnsupportedArchitecture(
+            f"TransformerLens has no bridge for {name} ({architecture}): {str(error).rstrip('.')}. {_OTHER_MODEL}"
+        ) from error
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
         # Modules are not where the adapter looks, or packed weights do not split as it says.
         kind, reason = pretrained.config.model_type, " ".join(str(error).split())
         raise UnsupportedArchitecture(
-            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason})"
+            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason}). {_OTHER_MODEL}"
         ) from error
     return bridge.eval()
 

@@ -74,7 +74,9 @@ def from_files(load: Callable[..., Any], source: Source, folder: Path, **options
         try:
             return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
         except OSError as error:
-            raise FileNotFoundError(f"{name} cannot be loaded from {folder}: {first_sentence(error)}") from error
+            raise FileNotFoundError(
+                f"{name} cannot be loaded from {folder}: {first_sentence(error)} Fetch its files again."
+            ) from error
         except (ValueError, KeyError, NotImplementedError) as error:
             raise UnsupportedArchitecture(
                 f"transformers does not load {name}: {first_sentence(error)} Compare its config.json with the "

@@ -146,7 +146,10 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
         steps = [folder / f"step{checkpoint}", folder / f"checkpoint-{checkpoint}"]
         step_folder = next((step for step in steps if step.is_dir()), None)
         if step_folder is None:
-            raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
+            raise FileNotFoundError(
+                f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it: give checkpoint= the step of "
+                "a folder that is there, or leave it out."
+            )
         folder, record["revision"] = step_folder, step_folder.name
     record |= snapshot_commit(folder)
     kind = claimed(folder)
@@ -154,7 +157,9 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
         kind = "adapter"
     if kind is None and not (folder / "config.json").is_file():
         steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
-        hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
+        hint = ": give the folder that holds config.json"
+        if steps and checkpoint is None:
+            hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint="
         raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
     return Source(kind or "folder", str(folder), None, record)
 
@@ -176,7 +181,7 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
         known = (*TINY, *PACKAGED)
         raise ValueError(
             f"{shown(name)} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo "
-            f"model ({', '.join(known)}){did_you_mean(name, known) or '.'}"
+            f"model ({', '.join(known)}){did_you_mean(name, known) or ': give one of these.'}"
         )
     if "/" not in name:
         name = _hub_id(name)

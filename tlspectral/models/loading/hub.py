@@ -75,12 +75,18 @@ def fetch_weights(source: Source, config: Any) -> None:
     is_cached = any(isinstance(_cached(source, file), str) for file in files)
     path = first_file(source, files)
     if path is None:
-        raise BadWeights(f"{name} has no weights that transformers loads: neither {' nor '.join(files)}")
+        raise BadWeights(
+            f"{name} has no weights that transformers loads: neither {' nor '.join(files)}. Give a revision= that has "
+            "them, or take another model"
+        )
     shards = sorted(set(indexed_files(path).values())) if path.suffix == ".json" else []
     is_cached = is_cached and all(isinstance(_cached(source, shard), str) for shard in shards)
     for shard in shards:
         if first_file(source, [shard]) is None:
-            raise BadWeights(f"{name}: {shard}, which {path.name} names, is not on the hub")
+            raise BadWeights(
+                f"{name}: {shard}, which {path.name} names, is not on the hub; give another revision=, or tell the "
+                "owner"
+            )
     if not is_cached:
         first_file(source, ["generation_config.json"])
 

@@ -50,7 +50,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
         fetch_weights(source, config)
     stored = stored_tensors(folder, config)
     if not stored:
-        raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
+        raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights: put {WHOLE} there")
     auto, given = transformers.AutoModelForCausalLM, {}
     if is_encoder_config(config):
         auto, given = encoder_class(config, stored)
@@ -140,7 +140,7 @@ def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
                     str(place), local_files_only=True, trust_remote_code=False, **options
                 )
             if len(tokenizer) <= len(tokenizer.all_special_tokens):  # of some folders transformers makes an empty one
-                raise ValueError(f"its files in {place} hold no vocabulary")
+                raise ValueError(f"its files in {place} hold no vocabulary; fetch them again, or give token ids")
         except Exception as error:  # a broken tokenizer raises many kinds of errors; the model works without it
             tokenizer, problem = None, problem or f"it cannot be read: {first_sentence(error)}"
     if problem is not None:

@@ -122,7 +122,7 @@ def unread(kind: str) -> str:
     kind: class name of the module with which the layer mixes tokens, as `kind_of` returns it.
     """
     if kind.endswith("HybridLayer"):  # of Zamba 2
-        return f"a {kind} layer; its attention also reads the embedding, which is not supported"
+        return f"a {kind} layer; its attention also reads the embedding, which is not supported: take another layer"
     if kind.endswith("Attention"):
         return f"a {kind} layer; its bridge has no hook points for attention: load it by its name with load_model"
     return f"a {kind} layer; {_NO_OPERATOR}"

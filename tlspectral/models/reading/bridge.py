@@ -93,7 +93,8 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error
         raise UnsupportedArchitecture(
-            f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
+            f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error}): "
+            "take another model"
         ) from error
     if weights["b_q"] is not None:  # in gated attention the gate's bias follows the bias of the queries
         weights["b_q"] = weights["b_q"][..., : weights["w_q"].shape[-1]]
@@ -136,7 +137,7 @@ def shared_keys(config: Any, layer: int) -> str | None:
     source = next(i for i in range(layer - 1, -1, -1) if types[i] == types[layer] and modes[i] == "store")
     return (
         f"it reuses the keys and values of layer {source}, so a score multiplies the streams of two layers; operators "
-        "are read for one layer only"
+        f"are read for one layer only: take heads of layer {source}"
     )
 
 

@@ -58,7 +58,7 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
     if not over_heads and shape not in ((d_head,), (heads, d_head)):
         raise UnsupportedArchitecture(
             f"{where} has a gain of shape {shape}; supported shapes are ({d_head},) for all heads alike, "
-            f"({heads}, {d_head}) by head and ({heads * d_head},) over all heads"
+            f"({heads}, {d_head}) by head and ({heads * d_head},) over all heads: take another model"
         )
     norms = [read_normalization(norm_module, model, shape, where) for norm_module in modules]
     norm, centred = norms[0], norms[0].kind == "LN"
@@ -66,7 +66,7 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
         form = "a bias" if norm.bias is not None else "a mean over all heads"
         raise UnsupportedArchitecture(
             f"{where} is a {norm.kind} norm with {form}, which is not supported: the score is bilinear in two tokens "
-            "only if the norm is a scale per token of a linear map"
+            "only if the norm is a scale per token of a linear map. Take another model"
         )
     gains = [norm_module.gain for norm_module in norms if norm_module.gain is not None]
     gain = torch.stack(gains) if len(gains) > 1 else norm.gain
@@ -110,7 +110,7 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     if not any(matches):
         raise UnsupportedArchitecture(
             f"{where}: {type(module).__name__} acts neither like a LayerNorm nor like an RMS norm (gain: weight or "
-            "1 + weight)"
+            "1 + weight): take another model"
         )
     if sum(matches) == 1:
         _forms[module] = code_and_settings, kinds[best]

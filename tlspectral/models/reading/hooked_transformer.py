@@ -27,13 +27,14 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     cfg = model.cfg
     if cfg.attention_dir != "causal":
         raise UnsupportedArchitecture(
-            f"layer {layer}: the attention is {cfg.attention_dir}; only causal attention is supported here"
+            f"layer {layer}: the attention is {cfg.attention_dir}; only causal attention is supported here: load a "
+            "causal model, or BERT and RoBERTa with backend='bridge'"
         )
     if cfg.positional_embedding_type == "shortformer":
         raise UnsupportedArchitecture(
             f"layer {layer}: positional_embedding_type='shortformer' is not supported: it adds positions to the input "
             "of queries and keys but not to the residual stream, so a score is bilinear in stream + positions and not "
-            "in the stream"
+            "in the stream. Take another model"
         )
     require_unclipped(getattr(cfg, "clip_qkv", None), layer)
     block = model.blocks[layer]
@@ -83,7 +84,7 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
     if not cfg.use_hook_mlp_in:
         raise UnsupportedArchitecture(
             f"layer {layer}: the MLP reads the residual stream without a norm, and a HookedTransformer has a hook "
-            "point there only after model.set_use_hook_mlp_in(True)"
+            "point there only after model.set_use_hook_mlp_in(True): call it first"
         )
     return MlpInput("hook_mlp_in", NO_NORM)
 
@@ -188,7 +189,8 @@ def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
     kind = _NORM_KINDS.get(type(norm).__name__.removesuffix("Pre"))
     if kind is None:
         raise UnsupportedArchitecture(
-            f"{where}: {type(norm).__name__} is not a norm that can be folded; LayerNorm and RMSNorm are supported"
+            f"{where}: {type(norm).__name__} is not a norm that can be folded; LayerNorm and RMSNorm are supported: "
+            "take another model"
         )
     return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))
 

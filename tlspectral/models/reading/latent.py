@@ -149,7 +149,8 @@ class Latent(Castable):
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
         """Raise UnsupportedArchitecture: the norm acts on latents, so it cannot be computed from queries or keys."""
         raise UnsupportedArchitecture(
-            f"latent attention ({self.family}): its norm acts on latents, and only queries or keys of heads were given"
+            f"latent attention ({self.family}): its norm acts on latents, and only queries or keys of heads were "
+            "given: take a model without latent attention"
         )
 
     def applied(
@@ -206,12 +207,14 @@ def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization]
     messages. Raises UnsupportedArchitecture unless it is an RMS norm without bias and the rank is not 0.
     """
     if rank == 0:
-        raise UnsupportedArchitecture(f"{where}: the latent has rank 0, so no head can be read from it")
+        raise UnsupportedArchitecture(
+            f"{where}: the latent has rank 0, so no head can be read from it: take another model"
+        )
     norm = read_norm(getattr(module, "original_component", module), shape=(rank,), where=where)
     if norm.kind != "RMS" or norm.bias is not None:
         raise UnsupportedArchitecture(
             f"{where}: found a {norm.kind} norm{'' if norm.bias is None else ' with bias'}; only an RMS norm without "
-            "bias is supported, because otherwise scores have terms that are not in M"
+            "bias is supported, because otherwise scores have terms that are not in M. Take another model"
         )
     return norm
 

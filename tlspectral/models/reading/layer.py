@@ -462,7 +462,7 @@ def require_unclipped(limit: float | None, layer: int) -> None:
     if limit is not None:
         raise UnsupportedArchitecture(
             f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are not bilinear in the "
-            "residual stream: such models are not supported"
+            "residual stream: such models are not supported, take another model"
         )
 
 

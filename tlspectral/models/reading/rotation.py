@@ -72,7 +72,7 @@ def frequencies_of_tables(
     row, pair = divmod(int(excess.nan_to_num(torch.inf).argmax()), n_pairs)
     return tried[0]._replace(
         mismatch=f"its cos and sin do not turn pair {pair} by one angle per token (position {positions[row]} "
-        "shows it), so it has no rotary frequencies that could be read"
+        "shows it), so it has no rotary frequencies that could be read: take another model"
     )
 
 

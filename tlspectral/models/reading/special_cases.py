@@ -59,7 +59,7 @@ SPECIAL_ATTENTION: dict[str, SpecialAttention] = {
     "Exaone4Attention": SpecialAttention(rotates=lambda module: module.sliding_window is None or module.is_sliding),
     "FalconAttention": SpecialAttention(
         refused_alibi="Falcon with ALiBi; under eager attention, which shows scores, transformers adds the bias twice, "
-        "so its attention differs from the published model's"
+        "so its attention differs from the published model's: take a Falcon with rotary positions"
     ),
     "GPTNeoSelfAttention": SpecialAttention(score_scale=lambda module: 1.0),  # it does not divide its scores
     "Gemma3Attention": SpecialAttention(

@@ -69,7 +69,7 @@ class BlockArguments:
             return argument
         raise UnsupportedArchitecture(
             f"{where}: a block is given other arguments in passes of {self.rows} and {rows} rows, so it cannot compute "
-            "only some of the rows: such models are not supported here"
+            "only some of the rows: such models are not supported here, take another model"
         )
 
 
