@@ -31,7 +31,10 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Answers:
-    """The direction that raises the logit of token id `first` over the logit of token id `second`."""
+    """The direction that raises the logit of token id `first` over the logit of token id `second`.
+
+    `ov_attribution` measures what heads write along it.
+    """
 
     first: int
     second: int
@@ -45,15 +48,20 @@ class Answers:
         return view.hook_names(view.n_layers - 1)["residual_after"]
 
     def in_words(self, view: AttentionView) -> str:
-        """Return the direction in words, such as "' Mary' - ' John'"."""
+        """Return the direction in words, such as "' Mary' - ' John'".
+
+        `view` is the model, whose tokenizer gives the texts.
+        """
         return f"{token_text(view, self.first)!r} - {token_text(view, self.second)!r}"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
         """Return the direction, and a dict of attrs: `logit_difference`, `outside_stream` and `final_softcap`.
 
-        The inner product of a write with the direction is its contribution to logit(first) - logit(second). The final
-        norm keeps its scale in the run. `outside_stream` is the difference from biases. Raises UnsupportedArchitecture
-        if the run's logits do not follow from final norm, unembedding and softcap.
+        `run` has the stream behind the last layer and the logits at the query. The inner product of a write with the
+        direction is its contribution to logit(first) - logit(second). The final norm keeps its scale in the run.
+        `logit_difference` is the model's own, `outside_stream` its part from biases, `final_softcap` the softcap of the
+        logits or None. Raises UnsupportedArchitecture if the run's logits do not follow from final norm, unembedding
+        and softcap.
         """
         assert run.logits is not None
         both = [self.first, self.second]
@@ -105,8 +113,9 @@ class Read:
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
         """Return the direction, and a dict with `read_norm`, the length of the whole vector that the receiver reads.
 
-        With r = norm(x) W, the vector that the receiver reads of the stream x, the inner product of a write with the
-        direction is the write's component along r / |r|.
+        `run` has the stream that enters the receiver's layer at the query. With r = norm(x) W, the vector that the
+        receiver reads of the stream x, the inner product of a write with the direction is the write's component along r
+        / |r|.
         """
         read = layer_reads(view.raw(self.receiver.layer), self.receiver.input, _double)[0]
         stream = run.stream(self.point(view))
@@ -143,8 +152,8 @@ Direction = Answers | Read | Vector
 def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Direction:
     """Return the direction that a user gave to `ov_attribution`: `Answers`, `Read` (a receiver) or `Vector`.
 
-    `given` is a pair of answers, a receiver's name, or a vector [d_model]. Raises BadHead, ValueError, TypeError or
-    UnsupportedArchitecture if it is not a usable direction.
+    `given` is a pair of answers, a receiver's name, or a vector [d_model]. `prompts` are the tokenized prompts, `view`
+    the model. Raises BadHead, ValueError, TypeError or UnsupportedArchitecture if it is not a usable direction.
     """
     if isinstance(given, str | Receiver):
         (end,) = reached(view, given)
@@ -176,7 +185,7 @@ def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Dire
 
 
 def _double(values: Tensor) -> Tensor:
-    """Return a tensor without gradients in float64 on the CPU."""
+    """Return a copy of a tensor without gradients, in float64 on the CPU."""
     return in_float64(values.detach()).cpu()
 
 
