@@ -109,15 +109,16 @@ class Graph:
 
     @cached_property
     def receiver_inputs(self) -> list[tuple[tuple[int, str], ReceiverInput]]:
-        """List of pairs ((layer, input), `ReceiverInput`): how these receivers read the stream at one hook point.
+        """List of pairs ((layer, input), `ReceiverInput`), in the order of a forward pass.
 
-        Gated attention has two entries for queries.
+        A `ReceiverInput` says how the receivers of one kind ("q", "k", "v", "mlp" or "logits") in a layer read the
+        stream at one hook point. Gated attention has two entries for queries.
         """
         return [(kind, read) for kind in self.kinds for read in receiver_inputs(self.view, *kind)]
 
     @cached_property
     def writes(self) -> list[HeadWrites | None]:
-        """List with the maps from z to the stream of the heads of each layer; None for a layer without heads.
+        """List with a `HeadWrites` per layer, the maps from z to the stream; None for a layer without heads.
 
         The maps are in float32 or wider. z is the heads' output before W_O.
         """
@@ -149,7 +150,7 @@ class Graph:
         return np.arange(len(self.senders)) < before[:, None]
 
     def kept(self, edges: Any) -> Bool[np.ndarray, "receivers senders"]:
-        """Return a mask with True for the given edges and False for all others.
+        """Return a new mask with True for the given edges and False for all others.
 
         `edges` is a table with columns `sender` and `receiver`, or a list of pairs of names. Raises ValueError for
         anything else, BadHead if the model does not have an edge.

@@ -27,8 +27,8 @@ UnitTerms = Float64[np.ndarray, "units edges"]
 def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float64[np.ndarray, "edges"]:
     """Return the standard error of each edge's estimate over units (pairs, or blocks of pairs); NaN for one unit.
 
-    `terms` has the share of each unit in the estimate, which is their sum. `sizes` has the number of pairs in each
-    unit.
+    `terms` [units, edges] has the share of each unit in the estimate, which is their sum. `sizes` has the number of
+    pairs in each unit.
     """
     # The same formula as `tasks.metric_value.standard_error`.
     n_units = len(terms)
@@ -41,8 +41,8 @@ def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float6
 def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "edges"]:
     """Return for each edge the share of bootstrap samples in which it is among the n edges of largest |estimate|.
 
-    1,000 samples are drawn over units (pairs or blocks of pairs). `terms` has the share of each unit in the estimates.
-    An estimate of 0 is never chosen. NaN for one unit.
+    1,000 samples are drawn over units (pairs or blocks of pairs), with `seed`. `terms` [units, edges] has the share of
+    each unit in the estimates. An estimate of 0 is never chosen. NaN for one unit.
     """
     n_units, n_edges = terms.shape
     if n_units < 2:
