@@ -109,7 +109,7 @@ def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]
 
 
 def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
-    """Return the query heads whose input changes with an edit of the receiver; none for MLPs and logits."""
+    """Return the query heads whose input changes with an edit of the receiver; an empty tuple for MLPs and logits."""
     if receiver.head < 0:
         return ()
     raw = view.raw(receiver.layer)
@@ -123,7 +123,7 @@ def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
 def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> None:
     """Raise ValueError if a receiver reads before a sender writes, BadHead if a receiver is an MLP or the logits.
 
-    `senders`: dict from layer to heads.
+    `senders`: dict from layer to the heads that write.
     """
     if not senders or not receivers:
         return
@@ -142,7 +142,10 @@ def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> Non
 
 
 def warn_of_other_heads(receivers: list[Reached]) -> None:
-    """Warn once per layer and input if an edit of these receivers also changes heads that the user did not name."""
+    """Warn once per layer and input if an edit of these receivers also changes heads that the user did not name.
+
+    The message names these heads, and the receivers to name instead.
+    """
     of_layer: dict[tuple[int, str], list[Reached]] = {}
     for end in receivers:
         of_layer.setdefault((end.receiver.layer, end.receiver.input), []).append(end)
