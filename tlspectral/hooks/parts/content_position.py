@@ -68,9 +68,10 @@ class BlockPart(Part, ABC):
         return replace(self, prompt=places)
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockPart"]:
-        """Return a dict from each layer in `by_layer` (layer to heads) to the part with the positions of its blocks.
+        """Return a dict from each layer in `by_layer` (layer to heads) to a copy of the part that knows its blocks.
 
-        Raises ValueError for blocks of unequal length.
+        `view` is the model, which tokenizes the prompt; the copy has the positions and tokens of the blocks. Raises
+        ValueError for blocks of unequal length.
         """
         return dict.fromkeys(by_layer, replace(self, prompt=block_places(view.model, self.prompt)))
 
@@ -103,7 +104,7 @@ class BlockPart(Part, ABC):
     def draws_of(self, wanted: int) -> int:
         """Return the number of random controls per head: `wanted`, or fewer if the blocks allow fewer cyclic exchanges.
 
-        Warns if there are fewer.
+        A warning says so if there are fewer.
         """
         most = self.prompt.cycles
         if most < wanted:
@@ -119,7 +120,8 @@ class BlockPart(Part, ABC):
     ) -> Float[Tensor, "batch drawn pos pos"]:
         """Return the removed numbers moved to other blocks, by a random cycle through all blocks for each control.
 
-        `removal` is the change that the part makes, `which` the index of the head for each control, `seeds` its seed.
+        `removal` is the change that the part makes; it is not changed. `which` are the indices of heads in it, one for
+        each control, `seeds` the seeds, each a list of numbers.
         """
         return self.prompt.shuffled(removal.difference[:, which], seeds)
 
