@@ -106,7 +106,8 @@ def gradient_screen(
 def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Tensor, hook: Any) -> Tensor:
     """Return z plus the gates times the change of z without the part. The gates are 0, so z keeps its value.
 
-    z is the heads' output before W_O. The gradient in a gate is the estimate for its head.
+    z is the heads' output before W_O, `ablation` the removal of the part from some of these heads, `gates` has a number
+    per head of the ablation. The gradient in a gate is the estimate for its head. `hook` is not used.
     """
     by_head = z.reshape(*z.shape[:2], ablation.layer.n_heads, -1)
     change = ablation.change_of_head_output(by_head).detach() * gates.to(by_head)[:, None]
