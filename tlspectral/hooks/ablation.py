@@ -321,7 +321,7 @@ def _add_up(view: AttentionView, layer: int, part: Part, second_part: Part) -> b
 def _apart(first: Any, second: Any) -> bool:
     """Return True if two `at` values of parts have no token position in common in any prompt.
 
-    Each is one position for all prompts, one per prompt, or None for all positions.
+    `first` and `second` are each one position for all prompts, one per prompt, or None for all positions (then False).
     """
     if first is None or second is None:
         return False

@@ -208,7 +208,8 @@ def _probability(
 ) -> Float64[Tensor, "sequences"]:
     """Return the probability of the token id `answer` at the last position of each sequence: the metric without a task.
 
-    `tokens` and `mask` are not used; every metric gets them.
+    `logits` are the logits at the positions that the metric reads. `tokens` and `mask` are not used; every metric gets
+    them.
     """
     return _probabilities(logits[:, -1])[:, answer]
 
@@ -232,7 +233,8 @@ def _without_each(
 ) -> _WithoutEach:
     """Run the prompts with the output of one head set to zero, for each head in `by_layer`; return the `_WithoutEach`.
 
-    `intact` is the run without ablation, `watched` the ids of the tokens whose next-token probabilities are kept.
+    `intact` is the run without ablation, `sequences` the prompts with their metric, `by_layer` a dict from layer to
+    heads, `watched` the ids of the tokens whose next-token probabilities are kept. A bar shows the progress.
     """
     view, part = intact.view, Output("zero").fixed(intact.view, sequences)
     bound = bound_parts(part, view, by_layer, every=True)
@@ -300,7 +302,8 @@ def _intact(
 ) -> tuple[IntactRun, Float[Tensor, "sequences predicted d_vocab"]]:
     """Run the prompts without ablation. Return the run and its logits at the metric's positions.
 
-    The run keeps the residual streams from which the layers in `by_layer` (dict from layer to heads) can be run again.
+    `sequences` are the prompts with their metric. The run keeps the residual streams from which the layers in
+    `by_layer` (dict from layer to heads) can be run again.
     """
     batches: list[Tensor] = []
     intact = intact_run(
@@ -315,7 +318,7 @@ def _intact(
 
 
 def _has_errors(sequences: TaskSequences) -> bool:
-    """Return True if the task has 8 or more distinct prompts, enough for standard errors."""
+    """Return True if `sequences`, the prompts of a task, has 8 or more distinct prompts, enough for standard errors."""
     distinct = len(sequences.tokens) if sequences.distinct is None else int(sequences.distinct.max()) + 1
     return distinct >= FEWEST_PROMPTS
 

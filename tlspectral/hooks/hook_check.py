@@ -223,10 +223,10 @@ def _run(
 ) -> dict[str, Tensor]:
     """Run the model with the hooks `hook`; return a dict from hook point to activation, with the logits under "logits".
 
-    The hook points are, for every layer: the stream before the layer, z (heads' outputs before W_O, as W_O reads it),
-    the outputs of attention and MLP, and the stream after the layer. The tensors are copies. `under`: activations of
-    another run. Each layer then reads the residual stream and the attention output of that run, so changes do not
-    spread to later layers.
+    `tokens` are the token ids. The hook points are, for every layer: the stream before the layer, z (heads' outputs
+    before W_O, as W_O reads it), the outputs of attention and MLP, and the stream after the layer. The tensors are
+    copies. `under`: activations of another run. Each layer then reads the residual stream and the attention output of
+    that run, so changes do not spread to later layers.
     """
     seen: dict[str, Tensor] = {}
 
@@ -275,8 +275,8 @@ def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> N
 def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, run: dict[str, Tensor]) -> bool:
     """Return True if the attention's output in a run is the sum of the heads' writes from `z` and of the biases.
 
-    `z` is the heads' output before W_O, `writes` the maps from z to the residual stream, `run` the activations by hook
-    point.
+    `layer` is the layer, `z` its heads' output before W_O, `writes` the maps from z to the residual stream, `run` the
+    activations by hook point. Equal means up to rounding.
     """
     scale, name = writes.token_scale(z), view.hook_names(layer)["attention_out"]
     attention = in_float64(run[name]) * view.attention_factor(layer)
@@ -286,8 +286,8 @@ def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, r
 def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
     """Return (hook point, hook): the hook replaces z of one head by its z in the activations `under`.
 
-    `under` has the activations of another run, by hook point. z is the heads' output before W_O; the hook returns an
-    edited copy.
+    `layer` and `head` name the head. `under` has the activations of another run, by hook point. z is the heads' output
+    before W_O; the hook returns an edited copy.
     """
     name, n_heads = view.hook_names(layer)["z"], view.n_heads(layer)
 
@@ -355,9 +355,10 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
 
 
 def _differ(found: Tensor, expected: Tensor, stored: torch.dtype, what: Quantity = "stream") -> bool:
-    """Return True if two activations differ by more than rounding.
+    """Return True if two activations, `found` and `expected`, differ by more than rounding.
 
-    `stored` is the dtype of the model's weights, `what` the kind of quantity, which sets the tolerance.
+    `stored` is the dtype of the model's weights, `what` the kind of quantity; both set the tolerance, relative to the
+    largest entry of `expected`.
     """
     relative = noise_of(what, stored)[1]
     return bool((found - expected.to(found)).abs().max() > relative * expected.abs().max())

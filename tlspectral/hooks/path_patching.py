@@ -352,7 +352,8 @@ def _attrs(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, c
     """Return a dict of attrs of the table of `edge_effects`: facts about the prompts, positions, hashes of pairs.
 
     `norm_behind_held` has the layers with a norm after the attention, `pairs_sha256` the hashes (with `pairs`),
-    `positions` the positions of `at=`. `view` is the model, `cuts` the settings of the call.
+    `positions` the positions of `at=`. `view` is the model, `sequences` are the prompts with the metric, `cuts` the
+    settings of the call.
     """
     return {
         **sequences.recorded(view),
@@ -409,8 +410,8 @@ def _measure(ends: list[Reached], task: Task, pairs: Pairs | None) -> Measure:
 def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:
     """Return the number of control draws for the arguments of `edge_effects`; 0 without a control.
 
-    `of_pairs`: True if the task has counterfactual prompts. Raises ValueError for unknown options and options that
-    exclude each other.
+    `receivers`, `measure`, `replace`, `control`, `screen` and `method` are the user's arguments. `of_pairs`: True if
+    the task has counterfactual prompts. Raises ValueError for unknown options and options that exclude each other.
     """
     of_all = receivers is None
     for name, value, known in (
@@ -544,8 +545,9 @@ def _screened(
 def _prepared(view: AttentionView, sequences: TaskSequences, layers: list[int], cuts: _Cuts, seed: int) -> Prepared:
     """Run the model once for all jobs, and return the `Prepared`: writes of the senders and the intact run of the task.
 
-    `layers` are the layers from which the model is run again for each edge; if attention is measured, the layers whose
-    queries and keys are kept instead. `cuts` are the settings of the call, `seed` draws controls and replacements.
+    `sequences` are the prompts with the metric. `layers` are the layers from which the model is run again for each
+    edge; if attention is measured, the layers whose queries and keys are kept instead. `cuts` are the settings of the
+    call, `seed` draws controls and replacements.
     """
     of_task = cuts.queried is None
     # Attention is computed from stored queries and keys of these layers; the metric needs the model to run on.

@@ -55,7 +55,8 @@ def dictionary_notes(
 def _error_score(divided: DividedScore) -> float:
     """Return the sum of the rows of a score that have the error at the query, at the key, or at both, in logits.
 
-    The error is the part of the stream that the dictionary does not explain.
+    `divided` is the score, divided by a dictionary. The error is the part of the stream that the dictionary does not
+    explain.
     """
     at = [names.index(ERROR) for names in divided.names]
     rows = (divided.pairs[:, 0] == at[0]) | (divided.pairs[:, 1] == at[1])
@@ -87,10 +88,11 @@ def _max_p(
 ) -> tuple[float, float, int]:
     """Return the p-value of the largest |mean| of a pair of features, the smallest possible p, and the number of draws.
 
-    `divided` are the divided scores, `weights` their weights in the mean. In each draw of `generator`, query and key
-    get the features of two random tokens of the prompt, under the norms of these tokens' own streams. p is the share of
-    draws whose largest |mean| over pairs of features is at least as large, so it is corrected for the number of pairs.
-    For one score with at most 999 pairs of tokens, all pairs are taken instead of random ones.
+    `divided` are the scores, divided by `dictionary`, and `weights` their weights in the mean. In each draw of
+    `generator`, query and key get the features of two random tokens of the prompt, under the norms of these tokens' own
+    streams. p is the share of draws whose largest |mean| over pairs of features is at least as large, so it is
+    corrected for the number of pairs. For one score with at most 999 pairs of tokens, all pairs are taken instead of
+    random ones.
     """
     # The run has the query's and the key's token first, then all tokens of the prompt: hence + 2 below.
     reads = [_token_reads(dictionary, score) for score in divided]
@@ -153,9 +155,9 @@ def _largest(
 ) -> float:
     """Return the largest |weighted sum over scores| of any pair of features, in logits.
 
-    `reads` are the results of `_token_reads`, one per score. `places` has, for each score, the token whose features
-    stand at the query and the token whose features stand at the key. `n_features` is the number of features of the
-    dictionary.
+    `divided` are the scores, `weights` their weights in the sum. `reads` are the results of `_token_reads`, one per
+    score. `places` has, for each score, the token whose features stand at the query and the token whose features stand
+    at the key. `n_features` is the number of features of the dictionary.
     """
     pairs, totals = [], []
     for score, (features, queries, keys), weight, (query, key) in zip(

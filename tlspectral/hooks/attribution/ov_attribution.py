@@ -365,7 +365,7 @@ def _require_own_values(
 
 
 def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a sorted copy of the rows: by |contribution|, or by norm without a direction, largest first."""
+    """Return a sorted copy of the table `frame`: by |contribution|, or by norm without a direction, largest first."""
     size = frame["contribution" if "contribution" in frame else "norm"].abs()
     return frame.iloc[np.argsort(-size.to_numpy(), kind="stable")].reset_index(drop=True)
 

@@ -142,7 +142,7 @@ class Vector:
         return "vector"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the vector itself, and an empty dict of attrs."""
+        """Return the vector itself, and an empty dict of attrs. The model `view` and its run `run` are not used."""
         return self.values, {}
 
 
@@ -190,7 +190,7 @@ def _double(values: Tensor) -> Tensor:
 
 
 def _is_answer(given: Any) -> bool:
-    """Return True if a value can be an answer: text or a token id."""
+    """Return True if the value `given` can be an answer: text or a token id."""
     return isinstance(given, str) or whole_number(given) is not None
 
 

@@ -174,7 +174,10 @@ class _MeanScore:
         return np.asarray(values @ self.weights)
 
     def se(self, values: Float64[np.ndarray, "*rows scores"]) -> Float64[np.ndarray, "*rows"]:
-        """Return the standard error of `mean`; equal scores count as one observation. NaN for one distinct score."""
+        """Return the standard error of `mean` of the same `values`; equal scores count as one observation.
+
+        `values` are numbers of the distinct scores (last axis). NaN for one distinct score.
+        """
         deviations = (values - self.mean(values)[..., None]) * self.weights * len(self.counts)
         n = len(self.counts)
         return np.asarray(scipy.stats.sem(deviations, axis=-1)) if n > 1 else np.full(values.shape[:-1], np.nan)

@@ -274,10 +274,10 @@ def _circuits(
 ) -> list[_Circuit]:
     """Return for each share and choice a circuit of the largest edges, each followed by its null circuits.
 
-    A choice is an order of the edges (indices into the flattened mask, largest first) and a mask of the pairs that
-    evaluate the circuit. `shares` are sizes as shares of all edges. `null` is the number of relabelled and of random
-    circuits for each, drawn with `rng`; at a share of 1 there are none. Warns if every null circuit of a share equals
-    the circuit itself.
+    `graph` has the possible edges. A choice is an order of the edges (indices into the flattened mask, largest first)
+    and a mask of the pairs that evaluate the circuit. `shares` are sizes as shares of all edges. `null` is the number
+    of relabelled and of random circuits for each, drawn with `rng`; at a share of 1 there are none. Warns if every null
+    circuit of a share equals the circuit itself.
     """
     n_edges = int(graph.possible.sum())
     circuits: list[_Circuit] = []
@@ -402,9 +402,10 @@ def _procedure(
 def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[np.ndarray, "edges"]:
     """Return all possible edges as indices into the flattened mask [receivers, senders], largest |effect| first.
 
-    Effects are the column `estimate`, or `delta`, of the table `edges`; edges that the table lacks come last. With
-    rank="selected", edges of largest `selected` come first, and equal ones are sorted by |effect|. Raises ValueError
-    for an unknown rank, or a table without the needed columns or values.
+    `graph` has the possible edges. Effects are the column `estimate`, or `delta`, of the table `edges`, which is not
+    changed; edges that the table lacks come last. With rank="selected", edges of largest `selected` come first, and
+    equal ones are sorted by |effect|. Raises ValueError for an unknown rank, or a table without the needed columns or
+    values.
     """
     if rank not in (None, "selected"):
         raise ValueError(f"rank= must be 'selected' or None (by size of the estimate); found {shown(rank)}")
@@ -445,8 +446,8 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
 def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
     """Return the circuit `mask` with the heads of each layer exchanged at random, as a new mask [receivers, senders].
 
-    `mask` is not changed; `rng` draws the exchange. The result has equally many live edges, which lie on a path from
-    embedding to logits. Heads that share keys and values move together.
+    `graph` has the senders and receivers, `rng` draws the exchange; `mask` is not changed. The result has equally many
+    live edges, which lie on a path from embedding to logits. Heads that share keys and values move together.
     """
     rows, places = np.arange(len(graph.receivers)), np.arange(len(graph.senders))
     for layer, (n_heads, n_groups) in enumerate(zip(graph.n_heads, graph.n_kv_heads, strict=True)):
@@ -465,8 +466,8 @@ def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Ma
 def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
     """Return a random circuit as a new mask [receivers, senders].
 
-    `mask` is a circuit, True for kept edges, and is not changed. Between every two layers, and every kind of sender and
-    receiver, the random circuit has as many edges as `mask`.
+    `graph` has the possible edges, `rng` draws them. `mask` is a circuit, True for kept edges, and is not changed.
+    Between every two layers, and every kind of sender and receiver, the random circuit has as many edges as `mask`.
     """
     drawn = np.zeros_like(mask)
     of_receivers = [(receiver.layer, receiver.input) for receiver in graph.receivers]
@@ -487,8 +488,8 @@ def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
 def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
     """Return a dict with the columns `share, share_expanded, n_edges, n_live` of the circuit `mask`.
 
-    `share` is its number of edges over all possible edges, `share_expanded` the same with an edge to shared keys or
-    values counted once for each head, `n_live` the number of edges on a path from embedding to logits.
+    `share` is its number of edges over all possible edges of `graph`, `share_expanded` the same with an edge to shared
+    keys or values counted once for each head, `n_live` the number of edges on a path from embedding to logits.
     """
     group = np.array([
         graph.n_heads[end.layer] // graph.n_kv_heads[end.layer] if end.shared else 1 for end in graph.receivers

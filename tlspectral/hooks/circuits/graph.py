@@ -183,7 +183,7 @@ class Graph:
         return np.array(rows, dtype=int), np.array(places, dtype=int)
 
     def _sender_name(self, given: str) -> str:
-        """Return a sender's name as tables write it, such as "L1H0" for the user's "1.0".
+        """Return the name of the sender `given` as tables write it, such as "L1H0" for the user's "1.0".
 
         Raises BadHead for a sender that the model does not have.
         """

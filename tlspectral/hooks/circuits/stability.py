@@ -57,11 +57,11 @@ def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "
 def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
     """Return how far two disjoint parts of the pairs choose the same n largest edges, as a dict of four attrs.
 
-    `terms` has the share of each unit (pair, or block of pairs) in the estimate of each edge. `overlap_half` and
-    `overlap_quarter` are the mean Jaccard index of the edges that two halves, or two quarters, of the units choose.
-    `overlap_extrapolated` is the index for two samples as large as this one, by a power law in the number of units.
-    `units_extrapolated` is the number of units for an index of .9. A value is None for too few units, if halves do not
-    agree better than quarters, or for more than a million units.
+    `terms` [units, edges] has the share of each unit (pair, or block of pairs) in the estimate of each edge; `seed`
+    draws the parts. `overlap_half` and `overlap_quarter` are the mean Jaccard index of the edges that two halves, or
+    two quarters, of the units choose. `overlap_extrapolated` is the index for two samples as large as this one, by a
+    power law in the number of units. `units_extrapolated` is the number of units for an index of .9. A value is None
+    for too few units, if halves do not agree better than quarters, or for more than a million units.
     """
     rng, n_units = np.random.default_rng(seed), len(terms)
     attrs: dict[str, Any] = {}
@@ -82,7 +82,8 @@ def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
 def _overlap(terms: UnitTerms, n: int, size: int, rng: np.random.Generator) -> float:
     """Return the mean Jaccard index of the n largest edges in two disjoint random parts with `size` units each.
 
-    `terms` has the share of each unit (pair, or block of pairs) in the estimates. The mean is over 100 random splits.
+    `terms` [units, edges] has the share of each unit (pair, or block of pairs) in the estimates. The mean is over 100
+    random splits, drawn with `rng`.
     """
     shares = []
     for _ in range(SPLITS):

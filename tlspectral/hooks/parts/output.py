@@ -122,7 +122,7 @@ class Output(Part):
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
         """Return a mask, True for prompts that equal their counterfactual, so that nothing changes.
 
-        All False if the replacement is not the counterfactual.
+        `tokens` are the token ids of the prompts. All False if the replacement is not the counterfactual.
         """
         if self.replace != "counterfactual":
             return super().idle(tokens)
@@ -300,7 +300,7 @@ def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Re
 
 
 def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "rows"]:
-    """Return a random reference row for each of n sequences, as row numbers.
+    """Return a random reference row for each of n sequences, as row numbers drawn with `seed`.
 
     `n_reference` is the number of reference rows. None: each sequence gets another one of the same n sequences.
     """

@@ -95,8 +95,8 @@ def equal_sets(
 
     `products[s, t]`: product of the contributions of the pairs s and t, mean over unmasked pairs of tokens. The sum of
     `products` over a set is the mean square of its contribution. `band`: mask of the band's own pairs. A set is the
-    beginning of a random order, cut where its RMS is nearest to the band's, and kept if it is within 10 %. Returns a
-    list of masks over rotary pairs.
+    beginning of a random order from `rng`, cut where its RMS is nearest to the band's, and kept if it is within 10 %.
+    Returns a list of masks over rotary pairs.
     """
     wanted = _set_rms(products, band)
     sets: list[np.ndarray] = []

@@ -29,9 +29,9 @@ def gradient_screen(
 
     Returns a DataFrame `layer, head, estimate, score_rms`. `estimate` is in units of the metric. `score_rms` is the RMS
     of the removed part in logits, NaN for a part of the mask or of z. An ablation adds a difference D to the head's
-    scores S; the estimate is the sum over entries of (dL/dS) D. This takes one forward and one backward pass for all
-    heads in `by_layer` (dict from layer to heads), and one more forward pass if the metric needs all prompts at once.
-    Raises ValueError if the metric has no gradient, or PyTorch records none (inference mode).
+    scores S; the estimate is the sum over entries of (dL/dS) D. This takes one forward and one backward pass of
+    `sequences` for all heads in `by_layer` (dict from layer to heads), and one more forward pass if the metric needs
+    all prompts at once. Raises ValueError if the metric has no gradient, or PyTorch records none (inference mode).
     """
     # The estimate is the derivative in a gate g = 0 that multiplies D, so no gradient reaches the parameters.
     require_gradients(view, "screen='gradient'")

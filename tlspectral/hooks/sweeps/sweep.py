@@ -251,12 +251,12 @@ def _screened(
 
 
 def _listed(by_layer: Mapping[int, list[int]]) -> list[list[int]]:
-    """Return the heads of a dict from layer to heads as a list of [layer, head]."""
+    """Return the heads in `by_layer`, a dict from layer to heads, as a list of [layer, head]."""
     return [[layer, head] for layer, heads in by_layer.items() for head in heads]
 
 
 def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
-    """Return the names of the heads of a dict from layer to heads, such as "L5H1"."""
+    """Return the names of the heads in `by_layer`, a dict from layer to heads, such as "L5H1"."""
     return [head_name(*pair) for pair in _listed(by_layer)]
 
 
@@ -265,12 +265,12 @@ def placed_parts(
 ) -> tuple[list[tuple[str | int, Int[Tensor, "sequences"]]], list[Part]]:
     """Prepare parts for the prompts of a task, each part at every listed position.
 
-    `removed` are the parts, `listed` the entries of `at=` or None for all positions, `view` is the model. The given
-    parts are not changed. Raises ValueError or TypeError for an unusable position.
+    `removed` are the parts, `listed` the entries of `at=` or None for all positions, `view` is the model, `sequences`
+    are the tokenized prompts. The given parts are not changed. Raises ValueError or TypeError for an unusable position.
 
     Returns:
-        Pairs (label, positions), and copies of the parts: the first part at every position, then the second part at
-        every position, and so on.
+        Pairs (label, positions), and the prepared parts: the first part at every position, then the second part at
+        every position, and so on. Without positions the pairs are an empty list.
     """
     asked = [] if listed is None else asked_positions(sequences, listed)
     placed = [part.placed(positions) for part in removed for _, positions in asked] or [*removed]
@@ -338,8 +338,8 @@ def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draw
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:
     """Check options of `ablation_sweep` and return `draws` as a number, or None for the default.
 
-    `control`, `draws`, `screen` and `at` are the user's arguments. `of_sets`: True if the user gave sets of heads.
-    Raises ValueError for options that are unknown or do not go together.
+    `part` is the part to remove; `control`, `draws`, `screen` and `at` are the user's arguments. `of_sets`: True if the
+    user gave sets of heads. Raises ValueError for options that are unknown or do not go together.
     """
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {shown(control)}")
@@ -464,7 +464,8 @@ def _above_control(
 ) -> Float64[np.ndarray, "sequences"]:
     """Return for each sequence the sum over heads of (effect minus the mean effect of the head's controls).
 
-    Heads without controls are left out.
+    `deltas` are the effects of the heads, `controls` the effects of their controls. Heads without controls are left
+    out.
     """
     exists = ~np.isnan(controls[:, :, 0])
     above = [
@@ -479,8 +480,8 @@ def _effects(
     """Ablate heads one at a time, and their controls (random parts, or other heads); return effects by layer.
 
     The result is a dict from layer to `LayerEffects`. `part` is the removed part, `sequences` are the prompts with the
-    metric, `by_layer` is a dict from layer to heads, `draws` the number of controls per head, `intact` the run without
-    ablation.
+    metric, `by_layer` is a dict from layer to heads, `draws` the number of controls per head, `seed` draws them,
+    `intact` is the run without ablation.
     """
     view, others, ablated = intact.view, dict[int, list[list[int]]](), by_layer
     if draws and part.beside_heads:
@@ -512,8 +513,9 @@ def _joined(
     """Join the tables of all jobs with the estimates of a screen; return the table and a dict of its `attrs`.
 
     `estimated` is the table of estimates, None without a screen; with it, heads that were not measured get rows with
-    NaN effects. The attrs are `intact_value, intact_value_se`, `screen` (None, or a dict with `kind, top, control,
-    rank_correlation, pvalue`) and, without a screen, `sums_per_sequence`. The given tables are not changed.
+    NaN effects. `sequences` are the prompts with the metric. The attrs are `intact_value, intact_value_se`, `screen`
+    (None, or a dict with `kind, top, control, rank_correlation, pvalue`) and, without a screen, `sums_per_sequence`.
+    The given tables are not changed.
     """
     attrs: dict[str, Any] = {**intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
