@@ -154,8 +154,8 @@ def wall(
 def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSequences:
     """Return the tokenized prompts of `task`, or without a task the one `prompt` with a placeholder metric.
 
-    The placeholder is the probability of token id 0, which is replaced later. Raises ValueError for several prompts,
-    and for a task that does not read exactly the last position of each prompt.
+    `view` is the model. The placeholder is the probability of token id 0, which is replaced later. Raises ValueError
+    for several prompts, and for a task that does not read exactly the last position of each prompt.
     """
     if task is None:
         packed = packed_prompts(view, prompt)
@@ -302,8 +302,8 @@ def _intact(
 ) -> tuple[IntactRun, Float[Tensor, "sequences predicted d_vocab"]]:
     """Run the prompts without ablation. Return the run and its logits at the metric's positions.
 
-    `sequences` are the prompts with their metric. The run keeps the residual streams from which the layers in
-    `by_layer` (dict from layer to heads) can be run again.
+    `view` is the model. `sequences` are the prompts with their metric. The run keeps the residual streams from which
+    the layers in `by_layer` (dict from layer to heads) can be run again.
     """
     batches: list[Tensor] = []
     intact = intact_run(

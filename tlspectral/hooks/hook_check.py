@@ -258,9 +258,9 @@ def _run(
 def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> None:
     """Set z of a head (its output before W_O) to 0 in `under` if the attention's output there lacks exactly its write.
 
-    `under` has the activations of the run with hooks, by hook point, and is changed in place; the other heads of the
-    layer stay. A hook after W_O (`hook_result`, a replaced forward of `o_proj`) removes the write and leaves z as it
-    is.
+    `view` is the model. `under` has the activations of the run with hooks, by hook point, and is changed in place; the
+    other heads of the layer stay. A hook after W_O (`hook_result`, a replaced forward of `o_proj`) removes the write
+    and leaves z as it is.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     z = z_of(in_float64(under[name]), writes.w_o)
@@ -275,8 +275,8 @@ def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> N
 def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, run: dict[str, Tensor]) -> bool:
     """Return True if the attention's output in a run is the sum of the heads' writes from `z` and of the biases.
 
-    `layer` is the layer, `z` its heads' output before W_O, `writes` the maps from z to the residual stream, `run` the
-    activations by hook point. Equal means up to rounding.
+    `view` is the model. `layer` is the layer, `z` its heads' output before W_O, `writes` the maps from z to the
+    residual stream, `run` the activations by hook point. Equal means up to rounding.
     """
     scale, name = writes.token_scale(z), view.hook_names(layer)["attention_out"]
     attention = in_float64(run[name]) * view.attention_factor(layer)
@@ -286,8 +286,8 @@ def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, r
 def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
     """Return (hook point, hook): the hook replaces z of one head by its z in the activations `under`.
 
-    `layer` and `head` name the head. `under` has the activations of another run, by hook point. z is the heads' output
-    before W_O; the hook returns an edited copy.
+    `view` is the model. `layer` and `head` name the head. `under` has the activations of another run, by hook point. z
+    is the heads' output before W_O; the hook returns an edited copy.
     """
     name, n_heads = view.hook_names(layer)["z"], view.n_heads(layer)
 
@@ -302,9 +302,9 @@ def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Ten
 def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> pd.DataFrame:
     """Return a row per head of a layer whose write differs between two runs: `layer, head, removed, changed, left`.
 
-    `under` has the activations of the run with the hook, `plain` without it, by hook point. A norm after the attention
-    keeps its scale in `plain`. `removed` and `changed` are shares of the write in `plain`. `left` is the largest norm
-    over tokens of the head's write in `under`, divided by the largest in `plain`.
+    `view` is the model. `under` has the activations of the run with the hook, `plain` without it, by hook point. A norm
+    after the attention keeps its scale in `plain`. `removed` and `changed` are shares of the write in `plain`. `left`
+    is the largest norm over tokens of the head's write in `under`, divided by the largest in `plain`.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     before, after = (z_of(in_float64(run[name]), writes.w_o) for run in (plain, under))
@@ -327,7 +327,8 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
     """Yield sentences on everything but heads that a hook changes in a layer: attention output, MLP, stream.
 
-    For layer 0 also the embedding. `under` has the activations of the run with the hook, `plain` without it.
+    `view` is the model. For layer 0 also the embedding. `under` has the activations of the run with the hook, `plain`
+    without it.
     """
     names, stored = view.hook_names(layer), _stored(view)
     if layer == 0 and _differ(under[names["residual"]], plain[names["residual"]], stored, "same run"):

@@ -303,10 +303,10 @@ def _effects(
 ) -> pd.DataFrame:
     """Cut the edges marked in `is_measured`; return a DataFrame with a row per measured edge: `delta, ...`.
 
-    Columns: `attention, delta, delta_se`, and with draws the comparison with controls. The index is the edge's place in
-    `edges`. `sequences` are the prompts with the metric, `cuts` the settings of the call, `draws` the number of control
-    writes per edge, `seed` draws them. A job covers some kinds of receivers (layer and input); `measurement` runs the
-    jobs, or loads stored ones.
+    `view` is the model. Columns: `attention, delta, delta_se`, and with draws the comparison with controls. The index
+    is the edge's place in `edges`. `sequences` are the prompts with the metric, `cuts` the settings of the call,
+    `draws` the number of control writes per edge, `seed` draws them. A job covers some kinds of receivers (layer and
+    input); `measurement` runs the jobs, or loads stored ones.
     """
     kinds = by_kind(edges, np.flatnonzero(is_measured).tolist())
     # On a task, a job has as many edges as fill a pass. Attention needs no pass: a job has one kind of receiver.

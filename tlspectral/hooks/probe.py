@@ -80,8 +80,8 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
 def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks | None) -> None:
     """Raise EditNotHonored unless an edit of this one layer, with either sign, changes the logits of a short run.
 
-    `route` is the short name of the edited hook point. `checks` is a function from the layer to hooks that are placed
-    in the unedited run and may raise; None: no hooks.
+    `view` is the model. `route` is the short name of the edited hook point. `checks` is a function from the layer to
+    hooks that are placed in the unedited run and may raise; None: no hooks.
     """
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     name = view.hook_names(layer)[route]
@@ -100,9 +100,9 @@ def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks |
 def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -> set[int]:
     """Return the layers that pass their `checks` and whose edit moves the logits by much more than rounding.
 
-    All layers are tried in one run with two rows per layer: one edited in this layer, one unedited. Unedited rows
-    differ only by rounding. `route` is the short name of the edited hook point. `checks` is a function from a layer to
-    hooks that may raise; a layer fails if one of them raises.
+    `view` is the model. All layers are tried in one run with two rows per layer: one edited in this layer, one
+    unedited. Unedited rows differ only by rounding. `route` is the short name of the edited hook point. `checks` is a
+    function from a layer to hooks that may raise; a layer fails if one of them raises.
     """
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     layers = [layer for layer in view.layers if route in view.hook_names(layer)]
@@ -139,9 +139,9 @@ def _edited(
 ) -> Tensor:
     """Return a copy of the activation in which some rows of the batch are changed by more than their own size.
 
-    `route` is the short name of the hook point, `layer` its layer, `rows` the slice of the batch. A small edit can be
-    lost in a softmax with one large score, or in rounding. `sign` is 1 or -1, because one sign may enlarge an entry
-    that is the largest already, which changes nothing. `hook` is not used.
+    `view` is the model. `route` is the short name of the hook point, `layer` its layer, `rows` the slice of the batch.
+    A small edit can be lost in a softmax with one large score, or in rounding. `sign` is 1 or -1, because one sign may
+    enlarge an entry that is the largest already, which changes nothing. `hook` is not used.
     """
     edited = activation.clone()
     chosen = edited[rows]

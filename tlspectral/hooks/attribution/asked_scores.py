@@ -81,8 +81,9 @@ def asked_scores(view: AttentionView, prompt: Any, query: Any, key: Any) -> Aske
 def _score(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScore:
     """Return the score of one prompt as an `AskedScore`, with positions counted from 0.
 
-    `prompt` is text or token ids, `query` and `key` are whole numbers (negative: from the end). Raises ValueError for
-    several prompts or a position outside the prompt, TypeError for a position that is not a number.
+    `view` is the model. `prompt` is text or token ids, `query` and `key` are whole numbers (negative: from the end).
+    Raises ValueError for several prompts or a position outside the prompt, TypeError for a position that is not a
+    number.
     """
     packed = packed_prompts(view, prompt)
     require_one(packed, "one score is")
@@ -101,9 +102,9 @@ def require_one(prompts: PackedTokens, what: str) -> None:
 def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[AskedScore]:
     """Return a list with one `AskedScore` for each prompt of a task.
 
-    `query` and `key` are positions or names of positions. If both are None, the task's `attention` positions are taken.
-    Raises ValueError for positions that are missing or not in a prompt, TypeError if only one of `query` and `key` is
-    given.
+    `view` is the model. `query` and `key` are positions or names of positions. If both are None, the task's `attention`
+    positions are taken. Raises ValueError for positions that are missing or not in a prompt, TypeError if only one of
+    `query` and `key` is given.
     """
     sequences = task_sequences(view, task)
     if query is None and key is None:

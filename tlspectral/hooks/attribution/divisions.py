@@ -215,9 +215,9 @@ def _with_alibi(
 def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[StreamTerms, StreamTerms]:
     """Return the query's and the key's stream as components along the singular vectors of M, plus a rest `no mode`.
 
-    `head` is (layer, head), `run` the run with the two streams. M is the query-key matrix W_Q W_K^T, norms folded in.
-    The total of the rest is 0, unless M has a lower rank than W_Q or W_K. With the tokens exchanged its score need not
-    be 0, so its symmetric and antisymmetric parts can differ from 0 and cancel.
+    `view` is the model. `head` is (layer, head), `run` the run with the two streams. M is the query-key matrix W_Q
+    W_K^T, norms folded in. The total of the rest is 0, unless M has a lower rank than W_Q or W_K. With the tokens
+    exchanged its score need not be 0, so its symmetric and antisymmetric parts can differ from 0 and cancel.
     """
     group, first = readable_group(view.raw(head[0]), head[1])
     (modes,) = query_key_modes(fold_attention(group, head[0]), [head[1] - first])

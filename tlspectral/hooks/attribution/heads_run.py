@@ -170,9 +170,9 @@ class HeadWrite:
 def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int]) -> HeadWrite:
     """Return the output of some heads of a layer at the query of a run, as a `HeadWrite` (a sum over keys).
 
-    `run` has the attention and the values. Raises ScoreMismatch if the run's z (the heads' output before W_O) is not
-    attention times values (times the gate), and UnsupportedArchitecture if the layer adds something else to the stream
-    than the output of its heads.
+    `view` is the model. `run` has the attention and the values. Raises ScoreMismatch if the run's z (the heads' output
+    before W_O) is not attention times values (times the gate), and UnsupportedArchitecture if the layer adds something
+    else to the stream than the output of its heads.
     """
     names, raw = view.hook_names(layer), view.raw(layer)
     at_query = {

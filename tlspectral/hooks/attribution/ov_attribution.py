@@ -155,10 +155,10 @@ def _require_together(
 ) -> dict[int, list[int]]:
     """Return the heads to measure, as a dict from layer to heads, after comparing them with the direction.
 
-    `chosen` is the dict of the user's heads, `along` the direction or None. Without a direction only one head may be
-    measured; with one, heads must be in layers before its receiver. `every`: True if the user gave no heads, so heads
-    after the receiver are left out instead of refused. Raises ValueError for several heads without a direction, for
-    heads after the receiver, and if no head remains.
+    `view` is the model. `chosen` is the dict of the user's heads, `along` the direction or None. Without a direction
+    only one head may be measured; with one, heads must be in layers before its receiver. `every`: True if the user gave
+    no heads, so heads after the receiver are left out instead of refused. Raises ValueError for several heads without a
+    direction, for heads after the receiver, and if no head remains.
     """
     if along is None:
         if sum(map(len, chosen.values())) != 1:
@@ -177,7 +177,7 @@ def _require_together(
 def _require_sources(view: AttentionView, chosen: dict[int, list[int]]) -> None:
     """Raise UnsupportedArchitecture for layers whose values are not linear in the stream (norm of values or latent).
 
-    `chosen` is a dict from layer to heads.
+    `view` is the model. `chosen` is a dict from layer to heads.
     """
     for layer in chosen:
         raw = view.raw(layer)
@@ -199,10 +199,10 @@ def _rows(
 ) -> pd.DataFrame:
     """Return a DataFrame with the rows of the heads of one layer; the column `token` is filled later.
 
-    A row has `layer, head`, with by="position" or "source" also `position`, with "source" also `source`, and
-    `contribution`, or `norm, cosine` without a direction. `run` has the activations, `write` the heads' output at the
-    query, `vector` the direction (or None), `by` the kind of terms ("head", "position" or "source"), `dictionary` the
-    features of by="source" or None.
+    `view` is the model. A row has `layer, head`, with by="position" or "source" also `position`, with "source" also
+    `source`, and `contribution`, or `norm, cosine` without a direction. `run` has the activations, `write` the heads'
+    output at the query, `vector` the direction (or None), `by` the kind of terms ("head", "position" or "source"),
+    `dictionary` the features of by="source" or None.
     """
     measure = _Measure.of_write(view, write, vector)
     if by == "source":
@@ -298,11 +298,11 @@ def _source_rows(
 ) -> Iterator[tuple[Float64[Tensor, "heads terms read"], dict[str, Any]]]:
     """Yield pairs (numbers, labels) of the terms by source, for groups of keys.
 
-    The numbers are [heads, terms, read], where `read` is 1 along a direction and d_head otherwise. The labels are a
-    dict with `source` and `position` of each term. The last item is the bias of the values, if there is one. `run` has
-    the activations, `write` the heads' attention and values, `value` the function from streams to values, `measure`
-    turns values into numbers. With a `dictionary` the sources are its features. Raises ScoreMismatch if the values of
-    the run are not `value` of its streams.
+    `view` is the model. The numbers are [heads, terms, read], where `read` is 1 along a direction and d_head otherwise.
+    The labels are a dict with `source` and `position` of each term. The last item is the bias of the values, if there
+    is one. `run` has the activations, `write` the heads' attention and values, `value` the function from streams to
+    values, `measure` turns values into numbers. With a `dictionary` the sources are its features. Raises ScoreMismatch
+    if the values of the run are not `value` of its streams.
     """
     # The direction is carried back to the stream first. Each term is then one number instead of a z for each head.
     weight, bias = value.weight[write.kv_heads] @ measure.project, value.bias[write.kv_heads][:, None] @ measure.project

@@ -40,11 +40,17 @@ class Answers:
     second: int
 
     def layer(self, view: AttentionView) -> int:
-        """Return the layer before which measured heads stand: the number of layers, because logits come last."""
+        """Return the layer before which measured heads stand: the number of layers, because logits come last.
+
+        `view` is the model.
+        """
         return view.n_layers
 
     def point(self, view: AttentionView) -> str:
-        """Return the name of the hook point of the stream behind the last layer, which the logits read."""
+        """Return the name of the hook point of the stream behind the last layer, which the logits read.
+
+        `view` is the model.
+        """
         return view.hook_names(view.n_layers - 1)["residual_after"]
 
     def in_words(self, view: AttentionView) -> str:
@@ -99,23 +105,32 @@ class Read:
     receiver: Receiver
 
     def layer(self, view: AttentionView) -> int:
-        """Return the layer of the receiver; only heads of earlier layers can be measured."""
+        """Return the layer of the receiver; only heads of earlier layers can be measured.
+
+        `view` is the model.
+        """
         return self.receiver.layer
 
     def point(self, view: AttentionView) -> str:
-        """Return the name of the hook point of the stream that enters the receiver's layer."""
+        """Return the name of the hook point of the stream that enters the receiver's layer.
+
+        `view` is the model.
+        """
         return view.hook_names(self.receiver.layer)["residual"]
 
     def in_words(self, view: AttentionView) -> str:
-        """Return the name of the receiver, such as "L18KV2.k"."""
+        """Return the name of the receiver, such as "L18KV2.k".
+
+        `view` is the model.
+        """
         return self.receiver.name
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
         """Return the direction, and a dict with `read_norm`, the length of the whole vector that the receiver reads.
 
-        `run` has the stream that enters the receiver's layer at the query. With r = norm(x) W, the vector that the
-        receiver reads of the stream x, the inner product of a write with the direction is the write's component along r
-        / |r|.
+        `view` is the model. `run` has the stream that enters the receiver's layer at the query. With r = norm(x) W, the
+        vector that the receiver reads of the stream x, the inner product of a write with the direction is the write's
+        component along r / |r|.
         """
         read = layer_reads(view.raw(self.receiver.layer), self.receiver.input, _double)[0]
         stream = run.stream(self.point(view))
@@ -131,14 +146,23 @@ class Vector:
     values: Float64[Tensor, "d_model"]
 
     def layer(self, view: AttentionView) -> int:
-        """Return the layer before which measured heads stand: the number of layers, because no layer reads a vector."""
+        """Return the layer before which measured heads stand: the number of layers, because no layer reads a vector.
+
+        `view` is the model.
+        """
         return view.n_layers
 
     def point(self, view: AttentionView) -> None:
-        """Return None: a vector needs no stream of the run."""
+        """Return None: a vector needs no stream of the run.
+
+        `view` is the model.
+        """
 
     def in_words(self, view: AttentionView) -> str:
-        """Return "vector", for attrs."""
+        """Return "vector", for attrs.
+
+        `view` is the model.
+        """
         return "vector"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:

@@ -99,9 +99,9 @@ def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Ten
 def source_terms(view: AttentionView, run: TracedRun) -> tuple[list[str], Float64[Tensor, "tokens sources d_model"]]:
     """Return the names of the sources of the stream that enters the run's layer, and the vector that each source wrote.
 
-    `run` is a `traced_run` with sources=True; the vectors are at its tokens, in float64 on the CPU. Sources are the
-    embedding, learned positions, each earlier head, mixer and MLP ("L0H3", "L0MIX", "L0MLP"), and attention biases that
-    belong to no head. Raises UnsupportedArchitecture if the sources do not add up to the stream.
+    `view` is the model. `run` is a `traced_run` with sources=True; the vectors are at its tokens, in float64 on the
+    CPU. Sources are the embedding, learned positions, each earlier head, mixer and MLP ("L0H3", "L0MIX", "L0MLP"), and
+    attention biases that belong to no head. Raises UnsupportedArchitecture if the sources do not add up to the stream.
     """
     first = run.kept[view.hook_names(0)["residual"]]
     entered = in_float64(first)[0].cpu()

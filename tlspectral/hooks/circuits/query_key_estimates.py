@@ -47,10 +47,10 @@ def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
     """Return the attention of layer `index` in a run as a `ReceiverLayer`, in which queries or keys can be changed.
 
-    `what` is the input that can be changed, "q" or "k". `captured` has the activations at the layer's attention hook
-    points, by hook name. Raises ScoreMismatch if the attention of the run does not follow from its queries and keys
-    (learned sinks, hooks that edit scores), ValueError for prompts longer than the layer's score scale allows,
-    UnsupportedArchitecture for a layer that cannot be read.
+    `view` is the model. `what` is the input that can be changed, "q" or "k". `captured` has the activations at the
+    layer's attention hook points, by hook name. Raises ScoreMismatch if the attention of the run does not follow from
+    its queries and keys (learned sinks, hooks that edit scores), ValueError for prompts longer than the layer's score
+    scale allows, UnsupportedArchitecture for a layer that cannot be read.
     """
     layer = receiver_layer(view, captured, index, what, widened)
     rows = torch.arange(layer.query.shape[1], device=layer.query.device).expand(len(layer.query), -1)

@@ -114,8 +114,8 @@ class ReceiverInput:
 def receiver_inputs(view: AttentionView, layer: int, what: Any) -> list[ReceiverInput]:
     """Return a `ReceiverInput` for each hook point at which receivers of one kind in a layer read the stream.
 
-    `what` is the kind: "q", "k", "v", "mlp" or "logits". Gated attention has two hook points for "q". Raises
-    UnsupportedArchitecture if the layer or its MLP cannot be read.
+    `view` is the model. `what` is the kind: "q", "k", "v", "mlp" or "logits". Gated attention has two hook points for
+    "q". Raises UnsupportedArchitecture if the layer or its MLP cannot be read.
     """
     layer = min(layer, view.n_layers - 1)
     if what in INPUT_POINTS:

@@ -72,8 +72,8 @@ def edges_between(
 ) -> list[Edge]:
     """Return the edges from each sender to each later receiver in `ends`, at each position in `places`.
 
-    `each_head`: one edge per head that the user named; otherwise one edge for all heads of the receiver. `places`:
-    names of positions at which edges are cut; [None] cuts at all positions together.
+    `view` is the model. `each_head`: one edge per head that the user named; otherwise one edge for all heads of the
+    receiver. `places`: names of positions at which edges are cut; [None] cuts at all positions together.
     """
     edges = []
     for end in ends:

@@ -42,8 +42,9 @@ class Reached:
 def reached(view: AttentionView, receivers: Receivers) -> list[Reached]:
     """Return the receivers that a user named, in any form, without duplicates, sorted by layer, input and head.
 
-    An entry has the receiver as tables name it, the heads that the user named and the heads that an edit changes.
-    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture if its layer uses its keys as values.
+    `view` is the model. An entry has the receiver as tables name it, the heads that the user named and the heads that
+    an edit changes. Raises BadHead for a receiver that does not exist, UnsupportedArchitecture if its layer uses its
+    keys as values.
     """
     asked: dict[Receiver, set[int]] = {}
     for named in _receivers_in(view, receivers):
@@ -109,7 +110,10 @@ def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]
 
 
 def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
-    """Return the query heads whose input changes with an edit of the receiver; an empty tuple for MLPs and logits."""
+    """Return the query heads whose input changes with an edit of the receiver; an empty tuple for MLPs and logits.
+
+    `view` is the model.
+    """
     if receiver.head < 0:
         return ()
     raw = view.raw(receiver.layer)

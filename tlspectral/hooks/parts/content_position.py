@@ -60,6 +60,8 @@ class BlockPart(Part, ABC):
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> "BlockPart":
         """Return a copy whose `prompt` is replaced by the positions and tokens of its blocks (`BlockPlaces`).
 
+        `view` is the model.
+
         Raises ValueError for blocks of unequal length, and if `prompts`, the tokenized prompts of a task, do not begin
         with the prompt of this part.
         """
@@ -78,7 +80,8 @@ class BlockPart(Part, ABC):
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
         """Raise ValueError if a run does not begin with the prompts of this part.
 
-        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        `view` is the model. `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of
+        the run.
         """
         own = view.passed_by(torch.tensor(self.prompt.ids, device=passed.device))
         self.prompt.require_own(passed, own, f"{self.name}: row")

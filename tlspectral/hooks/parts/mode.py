@@ -65,6 +65,7 @@ class Mode(QueryKeyPart):
         modes: index of a mode, or a list of them; mode 0 has the largest singular value.
         all_but: True removes everything but these modes. Default: False.
         at: position of the queries that lose the modes. Default: None, all positions.
+        of_heads: matrices of each head, set by `on`; leave it out.
 
     Raises:
         ValueError: modes are not whole numbers from 0 on, the list is empty, or a head has fewer modes.

@@ -58,6 +58,7 @@ class Output(Part):
             of the task). Means then depend on the batch, so give a reference if you compute a loss.
         seed: of the random choice of sequences for "resample". Default: 0.
         at: position whose output is replaced. Default: None, all positions.
+        bound: replacement of each head, set by `on`; leave it out.
 
     Raises:
         ValueError: `replace` is unknown, a reference is given for "zero" or is not prompts, or the task has no

@@ -181,7 +181,8 @@ class Part(Placed):
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
         """Raise ValueError if a run has other prompts than this part is for; here nothing is checked.
 
-        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        `view` is the model. `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of
+        the run.
         """
 
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:

@@ -27,6 +27,8 @@ def gradient_screen(
 ) -> pd.DataFrame:
     """Estimate how much removing `part` from each head alone changes the metric (attribution patching: Nanda 2023).
 
+    `view` is the model.
+
     Returns a DataFrame `layer, head, estimate, score_rms`. `estimate` is in units of the metric. `score_rms` is the RMS
     of the removed part in logits, NaN for a part of the mask or of z. An ablation adds a difference D to the head's
     scores S; the estimate is the sum over entries of (dL/dS) D. This takes one forward and one backward pass of

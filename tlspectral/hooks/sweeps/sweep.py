@@ -230,10 +230,10 @@ def _screened(
 ) -> tuple[pd.DataFrame, list[dict[int, list[int]]]]:
     """Return a table with the estimate of each head and part, and for each part a dict from layer to heads to measure.
 
-    The table has `layer, head, estimate, score_rms`, `place` (index of the part) and `measured` ("top", "control" or
-    ""). `placed` are the parts, one per position, `by_layer` the heads to estimate, `label` the beginning of the job's
-    name. `measurement` makes the estimates, or loads stored ones. The 20 largest estimates and 20 random others (drawn
-    with `seed`) are measured, over all parts together.
+    `view` is the model. The table has `layer, head, estimate, score_rms`, `place` (index of the part) and `measured`
+    ("top", "control" or ""). `placed` are the parts, one per position, `by_layer` the heads to estimate, `label` the
+    beginning of the job's name. `measurement` makes the estimates, or loads stored ones. The 20 largest estimates and
+    20 random others (drawn with `seed`) are measured, over all parts together.
     """
 
     def estimated() -> pd.DataFrame:
