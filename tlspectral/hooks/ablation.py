@@ -182,8 +182,8 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
 class _Hooks(list[Hook]):
     """A list of pairs (hook point, hook) that `ablation_hooks` returns; it is passed to a model as `fwd_hooks`.
 
-    `request` is the checked call of `ablation_hooks`, whose heads and part are shown when the list is printed. Printed,
-    it has a line per hook: hook point, heads, and what the hook reads or replaces.
+    `hooks` are the pairs. `request` is the checked call of `ablation_hooks`, whose heads and part are shown when the
+    list is printed. Printed, it has a line per hook: hook point, heads, and what the hook reads or replaces.
     """
 
     def __init__(self, request: _Request, hooks: Iterable[Hook]):

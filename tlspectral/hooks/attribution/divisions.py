@@ -172,11 +172,11 @@ def _traced(
 ) -> tuple[TracedRun, HeadForm, QueryRow]:
     """Run the prompt of a score; return its activations, the head's score function and the query's own scores.
 
-    `head` is (layer, head), `asked` the prompt with the positions of query and key. The streams of the `TracedRun` are
-    those of the query (entry 0) and the key (entry 1). `sources`: True also keeps the writes of earlier layers.
-    `every`: True adds the streams of all tokens behind these two. Raises UnsupportedArchitecture for latents with
-    norms, ValueError for a prompt too long for the layer's score scale or a masked key, ScoreMismatch if the scores of
-    the run are not the model's.
+    `view` is the model, `head` is (layer, head), `asked` the prompt with the positions of query and key. The
+    `TracedRun` has the query's stream as entry 0 and the key's stream as entry 1. `sources`: True also keeps the writes
+    of earlier layers. `every`: True adds the streams of all tokens, behind these two. Raises UnsupportedArchitecture
+    for latents with norms, ValueError for a prompt too long for the layer's score scale or a masked key, ScoreMismatch
+    if the scores of the run are not the model's.
     """
     layer, length = head[0], asked.tokens.shape[1]
     raw = view.raw(layer)

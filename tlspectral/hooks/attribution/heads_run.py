@@ -29,7 +29,7 @@ class HeadsRun:
         tokens: token ids of the prompt.
         query: position of the query.
         kept: activations by hook name: streams and writes at the query, or at all keys up to it for layers in `whole`;
-            values at the keys; the query's attention.
+            values at the keys; the query's attention; the gate of gated attention at the query.
         whole: layers whose streams and writes are kept at all keys up to the query.
         logits: logits at the query; None if the run stopped before the end.
     """

@@ -141,7 +141,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Vector:
-    """A direction given as a vector; a write gets its inner product with this vector, without any norm."""
+    """A direction given as a vector, `values`; a write gets its inner product with this vector, without any norm."""
 
     values: Float64[Tensor, "d_model"]
 

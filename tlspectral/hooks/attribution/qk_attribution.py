@@ -237,8 +237,8 @@ def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: 
     The columns are `measured` (the score lost without the pair), `attention_predicted` and `attention_measured`; with
     `several` scores (True) also `measured_se`. Later rows get NaN. The attrs are `removed_key_sources` (the key terms
     of these pairs), and `joint_score_predicted, joint_score_measured, joint_attention_predicted,
-    joint_attention_measured`: score and attention lost when all of them are removed at once. `mean` has the divided
-    scores.
+    joint_attention_measured`: score and attention lost when these key terms are removed together. `mean` has the
+    divided scores.
     """
     pairs = mean.pairs[:count]
     total = mean.parts[:, : len(pairs)].sum(0)

@@ -28,9 +28,9 @@ from tlspectral.tables.schema import require
 class Graph:
     """Senders and receivers of a model in the order of a forward pass; an edge leads from a sender to a receiver.
 
-    A sender writes to the residual stream: embedding, head, mixer or MLP. A receiver reads it: queries, keys or values
-    of heads, an MLP, the logits. A mask over edges is a boolean array with a row per receiver and a column per sender,
-    in the order of `receivers` and `senders`.
+    `view` is the model. A sender writes to the residual stream: embedding, head, mixer or MLP. A receiver reads it:
+    queries, keys or values of heads, an MLP, the logits. A mask over edges is a boolean array with a row per receiver
+    and a column per sender, in the order of `receivers` and `senders`.
     """
 
     view: AttentionView

@@ -121,14 +121,15 @@ class Prepared:
 class QueryKeyPairs:
     """Pairs of positions whose attention is measured: the i-th query of a sequence and the i-th key.
 
-    Positions count from 0.
+    Attributes:
+        queries, keys: positions of the queries and of the keys in each sequence, counted from 0.
     """
 
     queries: Int[Tensor, "sequences pairs"]
     keys: Int[Tensor, "sequences pairs"]
 
     def on(self, device: torch.device) -> "QueryKeyPairs":
-        """Return the same pairs, moved to a device."""
+        """Return the same pairs, copied to a device. This object stays where it is."""
         return QueryKeyPairs(self.queries.to(device), self.keys.to(device))
 
 

@@ -120,11 +120,13 @@ class CachedRun:
         view: the model.
         sequences: the tokens of the run.
         senders: all senders (heads, MLPs, mixers, embedding) whose writes can be computed.
-        captured: from hook point to activation.
+        captured: from hook point to activation: z of heads, outputs of MLPs, the stream around mixers and the
+            embedding.
         replace: what replaces a removed write: "zero", its "mean", or "resample" or "counterfactual" for its write in
             another run.
         other: activations of this other run, or None.
         seed: seed of random control writes.
+        _latest: the writes that `removed` computed last, by (layer, kind, draw).
     """
 
     view: AttentionView
