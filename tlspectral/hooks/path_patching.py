@@ -338,8 +338,9 @@ def _effects(
 
 
 def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
-    """Return a DataFrame with a row per edge and the columns that name it: `sender, layer, head, receiver, ...`.
+    """Return a DataFrame with a row per edge and the columns that name it.
 
+    Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached`, and with `at=` `position`.
     `pairs` are the clean and counterfactual prompts, or None. With pairs, the column `eap_name` has the edge's name in
     the notation of edge attribution patching (EAP), such as "a16.h0->a18.h6<k>".
     """
@@ -401,7 +402,8 @@ def _replaced(receivers: Receivers | None, replace: Replaced | None, of_pairs: b
 def _measure(ends: list[Reached], task: Task, pairs: Pairs | None) -> Measure:
     """Return the default of `measure`: "ind" or "task".
 
-    "ind" for one receiver of queries or keys (`ends`) on repeated sequences without pairs, otherwise "task".
+    It is "ind" (attention of induction heads) for one receiver of queries or keys in `ends`, if `task` has repeated
+    sequences and there are no `pairs`; otherwise "task".
     """
     repeated = pairs is None and isinstance(task.prompts, RepeatedSegments)
     return "ind" if repeated and len(ends) == 1 and ends[0].receiver.input in ("q", "k") else "task"

@@ -261,8 +261,8 @@ def _without(
 ) -> Float64[Tensor, "pairs d_head"]:
     """Return the head's query or key for the stream x without one term, for each index in `terms`.
 
-    `written` are the terms; the index behind the last term means the bias. `side` is the query or the key as a function
-    of the stream.
+    `side` is the query or the key as a function of the stream, `written` are the terms of x; the index behind the last
+    term means the bias. Every norm is computed again.
     """
     removed = torch.cat([written, torch.zeros_like(written[:1])])[terms]
     is_bias = (terms == len(written))[:, None]

@@ -294,7 +294,9 @@ def cut_logits(
     *,
     whole: bool = False,
 ) -> Float[Tensor, "circuits batch predicted d_vocab"]:
-    """Return the logits of the clean prompts in each circuit.
+    """Run the clean prompts in each circuit, and return the logits at the positions `predicted`.
+
+    Edges that a circuit does not keep carry the sender's write on the counterfactual prompt.
 
     Args:
         graph: senders and receivers.

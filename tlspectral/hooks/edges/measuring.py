@@ -52,7 +52,11 @@ class Edge(NamedTuple):
 
     @property
     def names(self) -> dict[str, Any]:
-        """Dict with the columns of the table that name the edge: `sender, layer, head, receiver, ...`."""
+        """Dict with the columns of the table that name the edge.
+
+        Keys: `sender, layer, head` (of the sender), `receiver, receiver_layer, receiver_head, input` ("q", "k", "v",
+        "mlp" or "logits"), `reached` (heads that the edit changes) and, for an edge at one position, `position`.
+        """
         sender, receiver = self.sender, self.end.receiver
         return {
             "sender": sender.name,
@@ -70,10 +74,10 @@ class Edge(NamedTuple):
 def edges_between(
     view: AttentionView, senders: list[Sender], ends: list[Reached], *, each_head: bool, places: list[str | None]
 ) -> list[Edge]:
-    """Return the edges from each sender to each later receiver in `ends`, at each position in `places`.
+    """Return a list of the edges from each sender to each later receiver in `ends`, at each position in `places`.
 
-    `view` is the model. `each_head`: one edge per head that the user named; otherwise one edge for all heads of the
-    receiver. `places`: names of positions at which edges are cut; [None] cuts at all positions together.
+    `view` is the model. `each_head`: True makes one edge per head that the user named; False one edge for all heads of
+    the receiver. `places`: names of positions at which edges are cut; [None] cuts at all positions together.
     """
     edges = []
     for end in ends:

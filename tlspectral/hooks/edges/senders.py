@@ -121,7 +121,7 @@ class CachedRun:
         sequences: the tokens of the run.
         senders: all senders (heads, MLPs, mixers, embedding) whose writes can be computed.
         captured: from hook point to activation: z of heads, outputs of MLPs, the stream around mixers and the
-            embedding.
+            embedding; stream, queries, keys and attention of layers with receivers, if these are read.
         replace: what replaces a removed write: "zero", its "mean", or "resample" or "counterfactual" for its write in
             another run.
         other: activations of this other run, or None.

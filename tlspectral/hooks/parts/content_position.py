@@ -52,7 +52,10 @@ class BlockPart(Part, ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Dict for attrs: first position of each block and block width in tokens; empty before the part met a model."""
+        """Dict for attrs: `block_starts` (first position of each block) and `block_width` in tokens.
+
+        It is empty before the part met a model.
+        """
         places = self.prompt
         known = isinstance(places, BlockPlaces)
         return {"block_starts": list(places.starts), "block_width": places.width} if known else {}
@@ -60,10 +63,8 @@ class BlockPart(Part, ABC):
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> "BlockPart":
         """Return a copy whose `prompt` is replaced by the positions and tokens of its blocks (`BlockPlaces`).
 
-        `view` is the model.
-
-        Raises ValueError for blocks of unequal length, and if `prompts`, the tokenized prompts of a task, do not begin
-        with the prompt of this part.
+        `view` is the model, `prompts` are the tokenized prompts of a task. Raises ValueError for blocks of unequal
+        length, and if `prompts` do not begin with the prompt of this part.
         """
         places = block_places(view.model, self.prompt)
         places.require_own(prompts.tokens, torch.tensor(places.ids), f"{self.name}: prompt")

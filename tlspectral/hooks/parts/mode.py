@@ -153,6 +153,7 @@ class Mode(QueryKeyPart):
     def _between(self, scores: HeadScores, removed: Float64[Tensor, "heads d_head d_head"]) -> Tensor:
         """Return the scores of `queries @ removed` (queries without bias) with the keys of the run.
 
-        `removed` has a matrix per head. The scores are scaled, [batch, heads, query, key].
+        `scores` has the queries and keys of the heads, `removed` a matrix per head. The result is scaled, [batch,
+        heads, query, key].
         """
         return scores.between(scores.query.content @ removed.to(scores.query.content), scores.key.whole)

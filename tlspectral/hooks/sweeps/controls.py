@@ -71,9 +71,9 @@ def frequency_sets(
 ) -> list[FrequencySets] | None:
     """Return for each head up to `draws` random sets of rotary pairs with about the RMS of the part (a `Band`).
 
-    An entry is a `FrequencySets` with `.masks` and `.overlap`. Return None if the part has another kind of control.
-    `view` is the model, `sequences` are run through `layer` to find the RMS of each pair, `seed` draws the sets.
-    `equal_sets` says how sets are drawn.
+    An entry is a `FrequencySets` with `.masks` (a mask of rotary pairs per set) and `.overlap`. Return None if the part
+    has another kind of control. `view` is the model, `sequences` are run through `layer` to find the RMS of each pair,
+    `seed` draws the sets. A set is a random order of the pairs, cut where its RMS is nearest to the part's.
     """
     pairs_of_heads = part.control_pairs(layer.rotary, heads)
     if pairs_of_heads is None:

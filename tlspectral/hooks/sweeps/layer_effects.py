@@ -299,10 +299,11 @@ def set_table(
 ) -> pd.DataFrame:
     """Return a DataFrame with a row per set: its heads ablated together, compared with random sets of equal size.
 
-    Columns: `layer, head` (both -1), `name` of the set, and the columns of `effect_rows`; its attrs have the intact
-    values. `part` is the removed part, `sequences` are the prompts with the metric, `sets` is a dict from name to heads
-    by layer, `draws` the number of random sets for each, `seed` draws them. `prepared`: the run without ablation and
-    its value on each sequence.
+    Columns: `layer, head` (both -1), `name` of the set, `value, delta, delta_se, delta_p, delta_p_floor, score_rms`
+    (NaN), and with draws the control (`control_delta, control_p`, ...). Its attrs have the intact values. `part` is the
+    removed part, `sequences` are the prompts with the metric, `sets` is a dict from name to heads by layer, `draws` the
+    number of random sets for each, `seed` draws them. `prepared`: the run without ablation and its value on each
+    sequence.
     """
     intact, intact_value = prepared
     view = intact.view
