@@ -327,8 +327,8 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
     """Yield sentences on everything but heads that a hook changes in a layer: attention output, MLP, stream.
 
-    `view` is the model. For layer 0 also the embedding. `under` has the activations of the run with the hook, `plain`
-    without it.
+    For layer 0 also the embedding. `view` is the model. `under` has the activations of the run with the hook, `plain`
+    without it, by hook point.
     """
     names, stored = view.hook_names(layer), _stored(view)
     if layer == 0 and _differ(under[names["residual"]], plain[names["residual"]], stored, "same run"):

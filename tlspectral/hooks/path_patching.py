@@ -277,8 +277,9 @@ def _cuts(
     """Return the edges from the senders to the receivers `ends`, as a `_Cuts`.
 
     `view` is the model, `senders` the argument of `edge_effects`, `pairs` the clean and counterfactual prompts or None.
-    `places`, `queried` and `replace` are the fields of `_Cuts`. Raises ValueError if a receiver has no earlier sender,
-    BadHead for a sender that does not exist.
+    `places` is a dict from the name of a position (`at=`) to the position in each sequence. `queried` are the queries
+    and keys whose attention is measured; None: a task is measured. `replace` says what replaces a cut write. Raises
+    ValueError if a receiver has no earlier sender, BadHead for a sender that does not exist.
     """
     # An MLP also reads what heads of its own layer write; queries, keys and values do not.
     below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))

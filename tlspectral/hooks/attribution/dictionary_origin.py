@@ -104,10 +104,11 @@ class DictionaryOrigin:
     ) -> Callable[[Tensor], Tensor]:
         """Return a function like `encode`, from streams to activations, for streams that enter a layer of the model.
 
-        `encode` is the dictionary's own encoder. The returned function first subtracts the mean over d_model if the
-        dictionary was trained on centred streams and this model is raw. It raises ValueError if the dictionary was
-        trained on raw streams and this model is centred, or if it was trained on centred streams and this raw model has
-        a norm behind its embedding (BLOOM).
+        `encode` is the dictionary's own encoder; it is returned itself if the layer's norm is not a LayerNorm. The
+        returned function first subtracts the mean over d_model if the dictionary was trained on centred streams and
+        this model is raw. It raises ValueError if the dictionary was trained on raw streams and this model is centred,
+        or if it was trained on centred streams and this raw model has a norm behind its embedding (BLOOM). It warns
+        once for a raw model if the file of an old SAELens does not tell.
         """
         # TransformerLens centres writing weights only in models with LayerNorm. A centred stream is the raw stream
         # minus its mean over d_model, unless a norm stands behind the embedding.

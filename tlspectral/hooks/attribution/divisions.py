@@ -201,9 +201,10 @@ def _with_alibi(
 ) -> DividedScore:
     """Return the `DividedScore` with these fields, with a further row for ALiBi if the layer has it.
 
-    `run`, `form`, `row`, `names`, `pairs` and `parts` are the fields of `DividedScore`; `at_query` and `at_key` are its
-    fields `query` and `key`, the terms of the two streams. No argument is changed. Raises ScoreMismatch if the rows do
-    not add up to the model's score.
+    `run` are the activations, `form` is the head's score function, `row` has the query's own scores. `at_query` and
+    `at_key` are the terms of the two streams, `names` their names followed by "bias" and "alibi", `pairs` the indices
+    of the two terms of each row, `parts` the four parts of each row. No argument is changed. Raises ScoreMismatch if
+    the rows do not add up to the model's score.
     """
     if row.alibi is not None:
         pairs = torch.cat([pairs, torch.tensor([[len(names[0]) - 1, len(names[1]) - 1]])])

@@ -128,7 +128,7 @@ class Pairs:
         return values.result().numpy()
 
     def plain_values(self) -> Float64[np.ndarray, "sides pairs"]:
-        """Run all prompts without any cut and return the metric: row 0 clean, row 1 counterfactual prompts."""
+        """Run all prompts without any cut; return the metric of each pair: row 0 clean, row 1 counterfactual."""
         swapped = replace(self.sequences, tokens=self.other.tokens)
         return np.stack([metric_value_of(self.view, side).per_sequence for side in (self.sequences, swapped)])
 

@@ -73,7 +73,8 @@ def frequency_sets(
 
     An entry is a `FrequencySets` with `.masks` (a mask of rotary pairs per set) and `.overlap`. Return None if the part
     has another kind of control. `view` is the model, `sequences` are run through `layer` to find the RMS of each pair,
-    `seed` draws the sets. A set is a random order of the pairs, cut where its RMS is nearest to the part's.
+    `seed` draws the sets. A set is the beginning of a random order of the pairs, cut where its RMS is nearest to the
+    part's, and kept if it is within 10 %.
     """
     pairs_of_heads = part.control_pairs(layer.rotary, heads)
     if pairs_of_heads is None:
