@@ -156,9 +156,9 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
 
     `model` is the model, `part` the part to remove or its name. `into` are the receivers whose input loses the part;
     None: the whole model loses it. `task` is a `Task`, a task's name or None; its prompts turn a named or negative
-    position of the part into numbers. Raises ValueError for such a position without a task, or a receiver that reads
-    before a head writes; BadHead for heads or receivers that do not exist; TypeError for something that is not a part;
-    UnsupportedArchitecture if a model cannot have `into`.
+    position of the part into numbers. Raises ValueError for such a position without a task, for an unknown part, or for
+    a receiver that reads before a head writes; BadHead for heads or receivers that do not exist; TypeError for an
+    unusable part of the user; UnsupportedArchitecture if a model cannot have `into`.
     """
     removed, view = part_of(part), attention_view(model)
     if task is not None:
