@@ -152,10 +152,13 @@ def ablation_hooks(
 
 
 def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> _Request:
-    """Check the arguments of `ablate` as far as possible without a run of the model, and return them as a `_Request`.
+    """Check the arguments of `ablate` without a run of the model, and return them as a `_Request`.
 
-    `into` are the receivers whose input loses the part; None: the whole model loses it. `task` is a `Task`, a task's
-    name or None. Raises BadHead, ValueError, TypeError, UnsupportedArchitecture.
+    `model` is the model, `part` the part to remove or its name. `into` are the receivers whose input loses the part;
+    None: the whole model loses it. `task` is a `Task`, a task's name or None; its prompts turn a named or negative
+    position of the part into numbers. Raises ValueError for such a position without a task, for an unknown part, or for
+    a receiver that reads before a head writes; BadHead for heads or receivers that do not exist; TypeError for an
+    unusable part of the user; UnsupportedArchitecture if a model cannot have `into`.
     """
     removed, view = part_of(part), attention_view(model)
     if task is not None:
@@ -177,9 +180,10 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
 
 
 class _Hooks(list[Hook]):
-    """A `fwd_hooks` list of pairs (hook point, hook) that `ablation_hooks` returns.
+    """A list of pairs (hook point, hook) that `ablation_hooks` returns; it is passed to a model as `fwd_hooks`.
 
-    Printed, it has a line per hook: hook point, heads, and what the hook reads or replaces.
+    `hooks` are the pairs. `request` is the checked call of `ablation_hooks`, whose heads and part are shown when the
+    list is printed. Printed, it has a line per hook: hook point, heads, and what the hook reads or replaces.
     """
 
     def __init__(self, request: _Request, hooks: Iterable[Hook]):
@@ -220,7 +224,11 @@ class _Request:
         return named + (f" and {len(heads) - _NAMED} others" if len(heads) > _NAMED else "")
 
     def description_of(self, hook: Callable[..., Any]) -> str:
-        """Return text on one hook of this request: its heads, and what it reads or removes, such as "L0H3, read"."""
+        """Return text on one hook of this request: its heads, and what it reads or removes, such as "L0H3, read".
+
+        `hook` is the hook function. A hook that only forgets stored activations gives "drops activations that an
+        earlier run left".
+        """
         while isinstance(hook, partial | OfQueries):
             hook = hook.func if isinstance(hook, partial) else hook.hook
         owner = getattr(hook, "__self__", None)
@@ -253,6 +261,8 @@ class _Request:
         """Return the `fwd_hooks` list that removes the part from these heads, or only from the receivers' input.
 
         First, short runs of the model prove that such an edit changes the logits. Raises EditNotHonored if it does not.
+        With receivers, raises UnsupportedArchitecture if the residual stream is not the sum of the writes, and warns if
+        the edit of a receiver changes heads that the user did not name.
         """
         view, ends = self.view, self.ends
         ablations = [
@@ -286,8 +296,9 @@ _NAMED = 6  # heads in a message
 def _add_up(view: AttentionView, layer: int, part: Part, second_part: Part) -> bool:
     """Return True if removing two parts of one head one after the other equals removing both at once.
 
-    `layer` is the layer of the head. True for different parts out of M_S, M_A and Im(M_t), for parts at different
-    positions, and for different rotary frequencies.
+    `part` and `second_part` are the parts, `view` and `layer` the model and layer of the head. True for different parts
+    out of M_S, M_A and Im(M_t), for parts at different positions, and for different rotary frequencies. False for any
+    other two parts.
     """
     kinds = {part.acts_on, second_part.acts_on}
     if kinds == {"z"}:
@@ -310,7 +321,7 @@ def _add_up(view: AttentionView, layer: int, part: Part, second_part: Part) -> b
 def _apart(first: Any, second: Any) -> bool:
     """Return True if two `at` values of parts have no token position in common in any prompt.
 
-    Each is one position for all prompts, one per prompt, or None for all positions.
+    `first` and `second` are each one position for all prompts, one per prompt, or None for all positions (then False).
     """
     if first is None or second is None:
         return False

@@ -44,7 +44,7 @@ class HeadCapture:
 
     @property
     def head_names(self) -> str:
-        """Names of the heads, joined by commas: "L5H1, L5H3"."""
+        """Names of this object's heads, joined by commas: "L5H1, L5H3"."""
         return ", ".join(head_name(self.layer.layer, head) for head in self.heads)
 
     @property
@@ -53,15 +53,18 @@ class HeadCapture:
         return self.view.hook_names(self.layer.layer)
 
     def holders(self, *points: str) -> list[Hook]:
-        """Return hooks that keep the activations at these hook points, given by short names.
+        """Return pairs (hook point, hook) that keep the activations at these hook points, given by short names.
 
-        Points that the layer lacks are left out.
+        A hook keeps its activation by `hold` and changes nothing. Points that the layer lacks are left out.
         """
         names = self.names
         return [(names[point], partial(self.hold, point)) for point in points if point in names]
 
     def hold(self, point: str, activation: Tensor, hook: Any = None) -> None:
-        """Keep an activation of this run under the short name of its hook point, `point`."""
+        """Keep an activation of this run and thread in `seen`, under the short name of its hook point, `point`.
+
+        `hook` is not used.
+        """
         self.seen.setdefault(get_ident(), {})[point] = activation
 
     def taken(self, point: str) -> Tensor:
@@ -80,7 +83,7 @@ class HeadCapture:
     def selected(self, whole: Tensor, heads: list[int] | None = None, *, heads_axis: int) -> Tensor:
         """Return the entries of some heads of the tensor `whole` along `heads_axis`. Default: this object's heads.
 
-        In a stacked batch, take the i-th head from the i-th copy of the batch.
+        `whole` has all heads of the layer. In a stacked batch, take the i-th head from the i-th copy of the batch.
         """
         heads = self.heads if heads is None else heads
         copy, head = head_indices(tuple(heads), whole.device)
@@ -102,12 +105,19 @@ class HeadCapture:
         return edited
 
     def scores_of_run(self) -> HeadScores:
-        """Return the heads' scores, computed from the kept queries, keys and rotation of this run, and forget these."""
+        """Return the heads' scores, computed from the kept queries, keys and rotation of this run, and forget these.
+
+        Raises EditNotHonored if queries or keys were not kept in this run.
+        """
         q, k = self.taken("query"), self.taken("key")
         return self.scores_of(q, k, self.rotation(q.shape[1]))
 
     def scores_of(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> HeadScores:
-        """Return the heads' scores, computed from `q` (activation of `hook_q`), `k` (of `hook_k`) and the rotation."""
+        """Return the heads' `HeadScores`, computed from queries `q`, keys `k` and the rotation.
+
+        `q` and `k` are the activations of `hook_q` and `hook_k`. `rotation` has cos and sin of the run, or is None
+        without rotary positions. Raises ValueError if the run is longer than the layer's score scale allows.
+        """
         require_even_scale(self.layer, self.layer.layer, q.shape[1])
         # Gradients go through gains and folded biases, so these must come from the model's own tensors.
         weights = self.view.raw(self.layer.layer) if torch.is_grad_enabled() else self.layer
@@ -117,9 +127,10 @@ class HeadCapture:
         return replace(head_scores, layer=self.layer)  # with and without gradients a part sees the same layer
 
     def rotation(self, n_positions: int) -> Rotation | None:
-        """Return the rotary cos and sin that this run applied to the heads; None without rotary positions.
+        """Return the rotary cos and sin that this run applied to this object's heads; None without rotary positions.
 
-        `n_positions` is the number of tokens of the run.
+        `n_positions` is the number of tokens of the run. Tables that the run showed are taken from `seen` and
+        forgotten; a layer that shows none gives its own tables for positions 0, 1, ...
         """
         geometry = self.layer.rotary
         if geometry is None:
@@ -151,8 +162,8 @@ class HeadCapture:
     def require_own_scores(self, scores: Tensor, head_scores: HeadScores) -> None:
         """Raise EditNotHonored if the model's scores differ from `head_scores`, computed from its queries and keys.
 
-        `scores` are the model's scaled and capped scores of all heads. Unmasked pairs of the first sequence are
-        compared.
+        `scores` are the model's scaled and capped scores of all heads, `head_scores` the computed ones of this object's
+        heads. Unmasked pairs of the first sequence are compared.
         """
         # ALiBi is subtracted below: implementations differ by a constant in each query's row.
         rebuilt = softcapped(head_scores.first().whole(), self.layer.softcap)
@@ -187,23 +198,27 @@ class HeadCapture:
         require_honoured(self.view, self.layer.layer, "scores", checks=partial(own_scores_required, self.view))
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
-        """Return the values that each head reads, from the activation `captured` of `hook_v`.
+        """Return the values that each of this object's heads reads, from the activation `captured` of `hook_v`.
 
-        They get the dtype and device of `like`. Heads that share values get copies.
+        They get the dtype and device of the tensor `like`. Heads that share values get copies.
         """
         by_head = self.layer.values(captured)
         heads = keys_read(self.heads, self.layer.n_heads, by_head.shape[2])
         return self.selected(by_head, heads, heads_axis=2).transpose(1, 2).to(like)
 
     def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-        """Return a mask with the shape of `scores`: True where the query may attend to the key."""
+        """Return a mask with the shape of `scores`: True where the query may attend to the key.
+
+        `scores` are scores of this layer as the model shows them, [..., query, key].
+        """
         return self.view.reader.unmasked(self.view.model, self.layer.layer, scores)
 
     def require_own_z(self, z: Float[Tensor, "batch pos heads d_head"], rebuilt: Tensor, *, delegated: bool) -> None:
         """Raise EditNotHonored if the run's `z` differs from `rebuilt`, which was computed from its scores and values.
 
-        z is the heads' output before W_O. `delegated`: the bridge computes attention itself and shows no scores.
-        Otherwise tokens at which `rebuilt` is 0 in all heads are padding and are not compared.
+        z is the output of this object's heads before W_O; both tensors have one shape. `delegated`: True if the bridge
+        computes attention itself and shows no scores. Otherwise tokens at which `rebuilt` is 0 in all heads are padding
+        and are not compared.
         """
         # Compared per token: one padded sequence must not be hidden in a large batch.
         blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
@@ -232,7 +247,11 @@ class HeadCapture:
 
 
 def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
-    """Return hooks that raise EditNotHonored if a layer's scores do not follow from its queries and keys."""
+    """Return hooks that raise EditNotHonored if a layer's scores do not follow from its queries and keys.
+
+    The result is a list of pairs (hook point, hook). The hooks keep queries and keys of the run and compare them with
+    its scores; they change no activation. `view` is the model.
+    """
     names, held = view.hook_names(layer), {}
 
     def compare(scores: Tensor, hook: Any) -> None:
@@ -250,7 +269,7 @@ def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
 
 @lru_cache(maxsize=256)
 def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two index tensors [heads] on a device: 0, 1, 2, ... and the heads.
+    """Return two index tensors [heads] on a device: 0, 1, 2, ... (as many as there are heads), and the heads.
 
     The result is cached, because lists would be copied to a GPU at each use.
     """

@@ -154,7 +154,8 @@ def wall(
 def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSequences:
     """Return the tokenized prompts of `task`, or without a task the one `prompt` with a placeholder metric.
 
-    Raises ValueError for several prompts, and for a task that does not read exactly the last position of each prompt.
+    `view` is the model. The placeholder is the probability of token id 0, which is replaced later. Raises ValueError
+    for several prompts, and for a task that does not read exactly the last position of each prompt.
     """
     if task is None:
         packed = packed_prompts(view, prompt)
@@ -207,7 +208,8 @@ def _probability(
 ) -> Float64[Tensor, "sequences"]:
     """Return the probability of the token id `answer` at the last position of each sequence: the metric without a task.
 
-    `tokens` and `mask` are not used; every metric gets them.
+    `logits` are the logits at the positions that the metric reads. `tokens` and `mask` are not used; every metric gets
+    them.
     """
     return _probabilities(logits[:, -1])[:, answer]
 
@@ -231,7 +233,8 @@ def _without_each(
 ) -> _WithoutEach:
     """Run the prompts with the output of one head set to zero, for each head in `by_layer`; return the `_WithoutEach`.
 
-    `intact` is the run without ablation, `watched` the ids of the tokens whose next-token probabilities are kept.
+    `intact` is the run without ablation, `sequences` the prompts with their metric, `by_layer` a dict from layer to
+    heads, `watched` the ids of the tokens whose next-token probabilities are kept. A bar shows the progress.
     """
     view, part = intact.view, Output("zero").fixed(intact.view, sequences)
     bound = bound_parts(part, view, by_layer, every=True)
@@ -258,7 +261,12 @@ def _without_each(
 def _removal(
     view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]], of_task: bool, control: str | None
 ) -> Removal:
-    """Remove each head in turn on the sequences, and return probabilities and effects."""
+    """Run the prompts, set the output of each head to zero in turn, and return the `Removal` with all effects.
+
+    `sequences` are the prompts with their metric, `by_layer` is a dict from layer to heads. `of_task`: True measures
+    the task's metric; False the probability of the model's own next token. `control`: "random" compares every head with
+    the other heads of its layer; None only the twelve with the largest effects.
+    """
     intact, logits = _intact(view, sequences, by_layer)
     probabilities = _probabilities(logits[0, -1])
     top = probabilities.topk(min(_WATCHED, len(probabilities))).indices.tolist()
@@ -294,7 +302,8 @@ def _intact(
 ) -> tuple[IntactRun, Float[Tensor, "sequences predicted d_vocab"]]:
     """Run the prompts without ablation. Return the run and its logits at the metric's positions.
 
-    From the run, the layers in `by_layer` (dict from layer to heads) can later be run again.
+    `view` is the model. `sequences` are the prompts with their metric. The run keeps the residual streams from which
+    the layers in `by_layer` (dict from layer to heads) can be run again.
     """
     batches: list[Tensor] = []
     intact = intact_run(
@@ -309,7 +318,7 @@ def _intact(
 
 
 def _has_errors(sequences: TaskSequences) -> bool:
-    """Return True if the task has 8 or more distinct prompts, enough for standard errors."""
+    """Return True if `sequences`, the prompts of a task, has 8 or more distinct prompts, enough for standard errors."""
     distinct = len(sequences.tokens) if sequences.distinct is None else int(sequences.distinct.max()) + 1
     return distinct >= FEWEST_PROMPTS
 
@@ -323,9 +332,10 @@ def _effects(
 ) -> pd.DataFrame:
     """Return a DataFrame with a row per head: `delta, delta_se`, and `control_delta, control_p, control_p_floor`.
 
-    `deltas` are effects of removing each head, `by_layer` its order of heads. The control of a head are the effects of
-    the other heads of its layer. `every`: compare all heads; otherwise the twelve with the largest effects. Rows that
-    are not compared have NaN.
+    `deltas` are effects of removing each head, in the order of `by_layer` (dict from layer to heads). The control of a
+    head are the effects of the other heads of its layer. `every`: True compares all heads; otherwise the twelve with
+    the largest effects. Rows that are not compared have NaN. `delta_se` is NaN for fewer than 8 distinct prompts in
+    `sequences`.
     """
     size = np.abs(deltas.mean(1))
     compared = set(range(len(deltas)) if every else np.argsort(-size, kind="stable")[:BESIDE_OTHERS].tolist())
@@ -349,8 +359,9 @@ def removal_seconds(model: Any, prompt: Any = None, *, task: Task | None = None)
 
         tls.hooks.head_wall.removal_seconds(model, "The war lasted from 1732 to 17")
 
-    `prompt` and `task` are those of `wall`. The heads of the first layer are removed and timed. Heads of later layers
-    cost less, because only their own and later layers run again: with L layers, the last one costs 1 / L of the first.
+    `model`, `prompt` (default: the first of `first_sentences`) and `task` are the arguments of `wall`. The heads of the
+    first layer are removed and timed. Heads of later layers cost less, because only their own and later layers run
+    again: with L layers, the last one costs 1 / L of the first.
     """
     with measured(model, report_hooks=False) as view:
         by_layer = heads_by_layer(view, None)

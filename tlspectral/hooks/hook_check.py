@@ -168,9 +168,9 @@ def _compared(
 ) -> tuple[pd.DataFrame, list[str], bool]:
     """Run the model with the hooks and without them; return changed heads, sentences, and whether the head is removed.
 
-    `hooks` is a `fwd_hooks` list; None: the user's hooks that are on the model. `pair` is (layer, head). The three
-    results: a table of the heads whose write changes (`layer, head, removed, changed`), sentences on all changes, and
-    True if the whole write of the head `pair` is removed.
+    `tokens` are the token ids. `hooks` is a `fwd_hooks` list; None: the user's hooks that are on the model. `pair` is
+    (layer, head). The three results: a table of the heads whose write changes (`layer, head, removed, changed`),
+    sentences on all changes, and True if the whole write of the head `pair` is removed.
     """
     layer, index = pair
     under = _run(view, tokens, hooks or ())
@@ -221,10 +221,12 @@ def _stored(view: AttentionView) -> torch.dtype:
 def _run(
     view: AttentionView, tokens: Tensor, hook: Iterable[Hook], under: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Run the model with the hooks `hook` and return a dict from hook point to activation, and "logits" to the logits.
+    """Run the model with the hooks `hook`; return a dict from hook point to activation, with the logits under "logits".
 
-    `under`: activations of another run. Each layer then reads the residual stream of that run, so changes do not spread
-    to later layers.
+    `tokens` are the token ids. The hook points are, for every layer: the stream before the layer, z (heads' outputs
+    before W_O, as W_O reads it), the outputs of attention and MLP, and the stream after the layer. The tensors are
+    copies. `under`: activations of another run. Each layer then reads the residual stream and the attention output of
+    that run, so changes do not spread to later layers.
     """
     seen: dict[str, Tensor] = {}
 
@@ -256,8 +258,9 @@ def _run(
 def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> None:
     """Set z of a head (its output before W_O) to 0 in `under` if the attention's output there lacks exactly its write.
 
-    `under` has the activations of the run with hooks, by hook point, and is changed in place. A hook after W_O
-    (`hook_result`, a replaced forward of `o_proj`) removes the write and leaves z as it is.
+    `view` is the model. `under` has the activations of the run with hooks, by hook point, and is changed in place; the
+    other heads of the layer stay. A hook after W_O (`hook_result`, a replaced forward of `o_proj`) removes the write
+    and leaves z as it is.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     z = z_of(in_float64(under[name]), writes.w_o)
@@ -272,8 +275,8 @@ def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> N
 def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, run: dict[str, Tensor]) -> bool:
     """Return True if the attention's output in a run is the sum of the heads' writes from `z` and of the biases.
 
-    `z` is the heads' output before W_O, `writes` the maps from z to the residual stream, `run` the activations by hook
-    point.
+    `view` is the model. `layer` is the layer, `z` its heads' output before W_O, `writes` the maps from z to the
+    residual stream, `run` the activations by hook point. Equal means up to rounding.
     """
     scale, name = writes.token_scale(z), view.hook_names(layer)["attention_out"]
     attention = in_float64(run[name]) * view.attention_factor(layer)
@@ -281,7 +284,11 @@ def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, r
 
 
 def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
-    """Return a hook that replaces z (output before W_O) of one head by its z in the activations `under`."""
+    """Return (hook point, hook): the hook replaces z of one head by its z in the activations `under`.
+
+    `view` is the model. `layer` and `head` name the head. `under` has the activations of another run, by hook point. z
+    is the heads' output before W_O; the hook returns an edited copy.
+    """
     name, n_heads = view.hook_names(layer)["z"], view.n_heads(layer)
 
     def edit(z: Tensor, hook: Any) -> Tensor:
@@ -295,9 +302,9 @@ def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Ten
 def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> pd.DataFrame:
     """Return a row per head of a layer whose write differs between two runs: `layer, head, removed, changed, left`.
 
-    `under` has the activations of the run with the hook, `plain` without it. A norm after the attention keeps its scale
-    in `plain`. `removed` and `changed` are shares of the write in `plain`. `left` is the largest norm over tokens of
-    the head's write in `under`, divided by the largest in `plain`.
+    `view` is the model. `under` has the activations of the run with the hook, `plain` without it, by hook point. A norm
+    after the attention keeps its scale in `plain`. `removed` and `changed` are shares of the write in `plain`. `left`
+    is the largest norm over tokens of the head's write in `under`, divided by the largest in `plain`.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     before, after = (z_of(in_float64(run[name]), writes.w_o) for run in (plain, under))
@@ -320,7 +327,8 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
     """Yield sentences on everything but heads that a hook changes in a layer: attention output, MLP, stream.
 
-    For layer 0 also the embedding. `under` has the activations of the run with the hook, `plain` without it.
+    For layer 0 also the embedding. `view` is the model. `under` has the activations of the run with the hook, `plain`
+    without it, by hook point.
     """
     names, stored = view.hook_names(layer), _stored(view)
     if layer == 0 and _differ(under[names["residual"]], plain[names["residual"]], stored, "same run"):
@@ -348,9 +356,10 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
 
 
 def _differ(found: Tensor, expected: Tensor, stored: torch.dtype, what: Quantity = "stream") -> bool:
-    """Return True if two activations differ by more than rounding.
+    """Return True if two activations, `found` and `expected`, differ by more than rounding.
 
-    `stored` is the dtype of the model's weights, `what` the kind of quantity, which sets the tolerance.
+    `stored` is the dtype of the model's weights, `what` the kind of quantity; both set the tolerance, relative to the
+    largest entry of `expected`.
     """
     relative = noise_of(what, stored)[1]
     return bool((found - expected.to(found)).abs().max() > relative * expected.abs().max())

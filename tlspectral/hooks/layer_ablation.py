@@ -39,9 +39,10 @@ class LayerAblation(HeadCapture):
     alter: Callable[[Removal], Tensor] | None = None
 
     def hooks(self) -> list[Hook]:
-        """Return a `fwd_hooks` list that removes the part from the heads.
+        """Return a `fwd_hooks` list that removes the part from the heads, in scores, pattern or z of a run.
 
-        Raises EditNotHonored if a short run shows that such an edit does not change the logits.
+        Raises EditNotHonored if a short run shows that such an edit does not change the logits. The hooks themselves
+        raise EditNotHonored in a run that does not follow from its own queries, keys and values.
         """
         self.prove()
         names = self.names
@@ -66,7 +67,11 @@ class LayerAblation(HeadCapture):
         require_honoured(self.view, self.layer.layer, "pattern" if of_pattern else "z")
 
     def measuring(self) -> list[Hook]:
-        """Return a `fwd_hooks` list that stores the activations for `change_of_head_output` and edits nothing."""
+        """Return a `fwd_hooks` list that stores what `change_of_head_output` needs, and edits nothing.
+
+        It stores queries, keys and values, and if the model shows scores also these scores with and without the part.
+        The list is empty for a part that acts on z, which needs no stored activations.
+        """
         if self.part.acts_on == "z":
             return []
         hooks = [*self._tokens_shown(), *self.holders("query", "key", "value")]
@@ -86,7 +91,7 @@ class LayerAblation(HeadCapture):
         self.hold("tokens", activation)
 
     def _require_tokens(self) -> None:
-        """Raise ValueError if this run showed no tokens, because it began after the embedding.
+        """Raise ValueError if this run showed no tokens, because it began after the embedding; else forget them.
 
         A part for certain prompts compares the tokens with its own prompt.
         """
@@ -103,8 +108,8 @@ class LayerAblation(HeadCapture):
     ) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return z of the heads without the part, minus their z in this run. z is the output before W_O.
 
-        `z` has all heads of the layer, the result only the heads of this ablation. The hooks of `measuring` must have
-        run.
+        `z` has all heads of the layer and is not changed; the result has only the heads of this ablation. The hooks of
+        `measuring` must have run. Raises EditNotHonored if z is not attention times values.
         """
         if self.part.acts_on == "z":
             selected = self.selected(z, heads_axis=2)
@@ -119,8 +124,9 @@ class LayerAblation(HeadCapture):
     def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
         """Return the layer's scores with the part removed from the heads, using the queries and keys of this run.
 
-        `scores` are the model's scaled scores. `first`: no other hook edited them before, so they are compared with the
-        queries and keys. Raises EditNotHonored if they differ.
+        `scores` are the model's scaled scores, of all heads; the result is a new tensor of this shape. `first`: True if
+        no other hook edited them before, so they are compared with the queries and keys. Raises EditNotHonored if they
+        differ.
         """
         head_scores = self.scores_of_run()
         self.require_lengths(*scores.shape[-2:], head_scores.query.whole.shape[-2], head_scores.key.whole.shape[-2])
@@ -170,8 +176,8 @@ class LayerAblation(HeadCapture):
     def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the heads' attention with the part, their attention without it, and the change of z without it.
 
-        `z` is the output before W_O of all heads in this run. Raises EditNotHonored if it is not attention times
-        values.
+        The first two are [batch, heads, query, key], the change is [batch, pos, heads, d_head]. `z` is the output
+        before W_O of all heads in this run. Raises EditNotHonored if it is not attention times values.
         """
         value, delegated = self.taken("value"), "scores" not in self.names
         if delegated:
@@ -188,7 +194,11 @@ class LayerAblation(HeadCapture):
         return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
 
     def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
-        """Return z with the heads' z as without the part, where the bridge computes attention itself."""
+        """Return a copy of `z` in which these heads have their z without the part.
+
+        For a bridge that computes attention itself; z is the heads' output before W_O. The attention before and after
+        is kept for `_hand_on_pattern`. `hook` is not used. Raises EditNotHonored if `z` is not attention times values.
+        """
         before, after, change = self._weights_of_run(z)
         if not self.stacked and self.alter is None:
             self.hold("before", before)
@@ -203,7 +213,11 @@ class LayerAblation(HeadCapture):
         return self._with_weights(pattern, *self._weights(pattern.shape[-1]))
 
     def _hand_on_pattern(self, pattern: Tensor, hook: Any) -> Tensor:
-        """Return the attention pattern in which these heads have the ablated attention of this run."""
+        """Return a copy of the attention pattern in which these heads have the ablated attention of this run.
+
+        `_edit_z` has kept that attention; it is forgotten here. `hook` is not used. Raises EditNotHonored if `pattern`
+        is not the attention of this run.
+        """
         expect_edited_pattern(self.view.blocks[self.layer.layer].module, False)
         return self._with_weights(pattern, self.taken("before"), self.taken("after"))
 
@@ -219,7 +233,10 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
-        """Return z with the heads' z replaced by the part, which acts on z."""
+        """Return a copy of `z` in which the heads' z is replaced by what the part gives; for a part that acts on z.
+
+        With `alter`, its result is added to z instead. `hook` is not used.
+        """
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
         edited = self._replaced(selected)
@@ -228,7 +245,10 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)
 
     def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"]) -> Tensor:
-        """Return z of the heads without the part; at token positions where the part does not act, z is unchanged."""
+        """Return z of the heads without the part; at token positions where the part does not act, z is unchanged.
+
+        `z` has only the heads of this ablation. The result is a new tensor.
+        """
         acts = self.part.acts(*z.shape[:2])
         replaced = replaced_z(self.part, z, self.heads)
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
@@ -269,6 +289,9 @@ class LayerAblation(HeadCapture):
         return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:
-        """Return a mask of the queries whose scores lose the part, True where they do; None for all queries."""
+        """Return a mask of the queries whose scores lose the part, True where they do; None for all queries.
+
+        `scores` give the number of sequences and positions.
+        """
         acts = self.part.acts(scores.shape[0], scores.shape[2])
         return None if acts is None else acts[:, None, :, None].to(scores.device)

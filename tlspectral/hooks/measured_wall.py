@@ -91,7 +91,7 @@ class Removal:
 
     @property
     def deltas(self) -> Float64[np.ndarray, "heads"]:
-        """Change of the quantity when each head is removed: the column `delta` of `effects` as an array."""
+        """Change of the quantity (`measure`) when each head is removed: the column `delta` of `effects` as an array."""
         return self.effects["delta"].to_numpy(np.float64)
 
 
@@ -134,7 +134,7 @@ class Wall:
 
     @property
     def sentence(self) -> str:
-        """The sentence as text, without special tokens."""
+        """The sentence of the wall as text, without special tokens."""
         words = (token for token, special in zip(self.tokens, self.special, strict=True) if not special)
         return "".join(words).strip()
 
@@ -145,7 +145,7 @@ class Wall:
 
     @cached_property
     def seen(self) -> Bool[np.ndarray, "query key"]:
-        """Mask [query, key] of the pairs that `pattern` texts keep. In a decoder, keys after the query are left out."""
+        """Mask of the pairs of query and key that `pattern` texts keep: in a decoder, keys up to the query."""
         return _seen(len(self.tokens), causal=self.causal)
 
     def pattern_text(self, head: int) -> str:
@@ -158,8 +158,9 @@ class Wall:
     def table(self) -> pd.DataFrame:
         """Return the wall as a DataFrame with a row per head, for `tls.write_table`.
 
-        Columns are those of `heads`, `pattern` (attention as base64 text) and, if heads were removed, the effects.
-        `wall_of_table` turns it back into a `Wall`.
+        Columns are the columns of `heads`, `pattern` (attention as base64 text) and, if heads were removed,
+        `probabilities, top_token, top_probability` and the effects (`delta, delta_se`, ...). Tokens and the measured
+        quantity are in its attrs. `wall_of_table` turns it back into a `Wall`.
         """
         frame = self.heads.assign(pattern=[self.pattern_text(head) for head in range(len(self.heads))])
         attrs: dict[str, Any] = {

@@ -236,7 +236,10 @@ class _Cuts:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Dict with the names of positions, senders and receivers, by which a folder of stored jobs is recognised."""
+        """Dict `places, senders, receivers` with the names and positions of this call, which identifies stored jobs.
+
+        A folder of stored jobs is used again only if its dict is equal.
+        """
         return {
             "places": {name: positions.tolist() for name, positions in self.places.items()},
             "senders": [sender.name for sender in self.senders],
@@ -247,9 +250,9 @@ class _Cuts:
 def _ends(view: AttentionView, receivers: Receivers | None, pairs: Pairs | None) -> list[Reached]:
     """Return the receivers of a call of `edge_effects`; None stands for all receivers of the model.
 
-    `pairs` are the clean and counterfactual prompts, None for a task without pairs. With pairs, receivers are sorted as
-    in a forward pass. Raises ValueError for an empty list, BadHead for a receiver that does not exist, EditNotHonored
-    for a receiver that an open `ablate(into=)` block edits.
+    `view` is the model. `pairs` are the clean and counterfactual prompts, None for a task without pairs. With pairs,
+    receivers are sorted as in a forward pass. Raises ValueError for an empty list, BadHead for a receiver that does not
+    exist, EditNotHonored for a receiver that an open `ablate(into=)` block edits.
     """
     if receivers is None and pairs is not None:
         receivers = pairs.graph.receivers
@@ -273,8 +276,10 @@ def _cuts(
 ) -> _Cuts:
     """Return the edges from the senders to the receivers `ends`, as a `_Cuts`.
 
-    `senders` is the argument of `edge_effects`, `pairs` the clean and counterfactual prompts or None. `places`,
-    `queried` and `replace` are the fields of `_Cuts`. Raises ValueError if a receiver has no earlier sender.
+    `view` is the model, `senders` the argument of `edge_effects`, `pairs` the clean and counterfactual prompts or None.
+    `places` is a dict from the name of a position (`at=`) to the position in each sequence. `queried` are the queries
+    and keys whose attention is measured; None: a task is measured. `replace` says what replaces a cut write. Raises
+    ValueError if a receiver has no earlier sender, BadHead for a sender that does not exist.
     """
     # An MLP also reads what heads of its own layer write; queries, keys and values do not.
     below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
@@ -297,10 +302,12 @@ def _effects(
     draws: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Cut the edges marked in `is_measured`. Return their columns `delta, delta_se, ...`, a row per measured edge.
+    """Cut the edges marked in `is_measured`; return a DataFrame with a row per measured edge: `delta, ...`.
 
-    The index is the edge's place in `edges`. `draws` is the number of control writes per edge. A job covers some kinds
-    of receivers (layer and input); `measurement` runs or loads the jobs.
+    `view` is the model. Columns: `attention, delta, delta_se`, and with draws the comparison with controls. The index
+    is the edge's place in `edges`. `sequences` are the prompts with the metric, `cuts` the settings of the call,
+    `draws` the number of control writes per edge, `seed` draws them. A job covers some kinds of receivers (layer and
+    input); `measurement` runs the jobs, or loads stored ones.
     """
     kinds = by_kind(edges, np.flatnonzero(is_measured).tolist())
     # On a task, a job has as many edges as fill a pass. Attention needs no pass: a job has one kind of receiver.
@@ -332,8 +339,9 @@ def _effects(
 
 
 def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
-    """Return a DataFrame with a row per edge and the columns that name it: `sender, layer, head, receiver, ...`.
+    """Return a DataFrame with a row per edge and the columns that name it.
 
+    Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached`, and with `at=` `position`.
     `pairs` are the clean and counterfactual prompts, or None. With pairs, the column `eap_name` has the edge's name in
     the notation of edge attribution patching (EAP), such as "a16.h0->a18.h6<k>".
     """
@@ -343,9 +351,11 @@ def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
 
 
 def _attrs(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cuts: _Cuts) -> dict[str, Any]:
-    """Return a dict of attrs of the table: facts about the prompts, positions, hashes of pairs.
+    """Return a dict of attrs of the table of `edge_effects`: facts about the prompts, positions, hashes of pairs.
 
-    `norm_behind_held` has the layers with a norm after the attention.
+    `norm_behind_held` has the layers with a norm after the attention, `pairs_sha256` the hashes (with `pairs`),
+    `positions` the positions of `at=`. `view` is the model, `sequences` are the prompts with the metric, `cuts` the
+    settings of the call.
     """
     return {
         **sequences.recorded(view),
@@ -375,9 +385,11 @@ def _screen_quality(made: pd.DataFrame) -> dict[str, Any]:
 
 
 def _replaced(receivers: Receivers | None, replace: Replaced | None, of_pairs: bool) -> Replaced:
-    """Return the value of `replace` with its default filled in. `of_pairs`: the task has counterfactual prompts.
+    """Return the value of `replace` with its default filled in.
 
-    Raises ValueError if "counterfactual" is needed and the task has no pairs.
+    The default is "counterfactual" for a task with counterfactual prompts, and always for all receivers (None),
+    otherwise "mean". `receivers` and `replace` are the arguments of `edge_effects`. `of_pairs`: True if the task has
+    counterfactual prompts. Raises ValueError if "counterfactual" is needed and the task has no pairs.
     """
     if receivers is None or replace is None:
         replace = "counterfactual" if receivers is None or of_pairs else "mean"
@@ -391,7 +403,8 @@ def _replaced(receivers: Receivers | None, replace: Replaced | None, of_pairs: b
 def _measure(ends: list[Reached], task: Task, pairs: Pairs | None) -> Measure:
     """Return the default of `measure`: "ind" or "task".
 
-    "ind" for one receiver of queries or keys (`ends`) on repeated sequences without pairs, otherwise "task".
+    It is "ind" (attention of induction heads) for one receiver of queries or keys in `ends`, if `task` has repeated
+    sequences and there are no `pairs`; otherwise "task".
     """
     repeated = pairs is None and isinstance(task.prompts, RepeatedSegments)
     return "ind" if repeated and len(ends) == 1 and ends[0].receiver.input in ("q", "k") else "task"
@@ -400,8 +413,8 @@ def _measure(ends: list[Reached], task: Task, pairs: Pairs | None) -> Measure:
 def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:
     """Return the number of control draws for the arguments of `edge_effects`; 0 without a control.
 
-    `of_pairs`: the task has counterfactual prompts. Raises ValueError for unknown options and options that exclude each
-    other.
+    `receivers`, `measure`, `replace`, `control`, `screen` and `method` are the user's arguments. `of_pairs`: True if
+    the task has counterfactual prompts. Raises ValueError for unknown options and options that exclude each other.
     """
     of_all = receivers is None
     for name, value, known in (
@@ -443,7 +456,8 @@ def _is_count(screen: Any) -> bool:
 def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
     """Return a dict from the name of each position in `at` to that position in each sequence, counted from 0.
 
-    Raises ValueError for a position that a prompt does not have.
+    `at` is the argument of `edge_effects`; None gives an empty dict. Raises ValueError for a position that a prompt
+    does not have, TypeError for an array that may be read in two ways.
     """
     return {str(label): positions for label, positions in asked_positions(sequences, listed_positions(at) or [])}
 
@@ -451,7 +465,8 @@ def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequenc
 def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure: Measure) -> QueryKeyPairs:
     """Return the positions of queries and keys whose attention `measure` reads, for each sequence.
 
-    Raises ValueError for receivers without attention, and for sequences that the measure does not fit.
+    `ends` are the receivers, `sequences` the tokenized prompts of `task`. Raises ValueError for receivers without
+    attention, and for sequences that the measure does not fit.
     """
     for receiver in (end.receiver for end in ends):
         if receiver.input not in ("q", "k"):
@@ -497,8 +512,10 @@ def _screened(
     """Estimate all edges; return their order by |estimate|, the columns of the screen in this order, and attrs.
 
     The order is an array of indices into `edges`. The columns are `estimate, estimate_se, selected, measured`. The
-    attrs say how stable the choice of the `most` largest edges is. `places` are the positions of `at=`, `most` is the
-    number of largest edges to measure.
+    attrs say how stable the choice of the `most` largest edges is: `units, n_units, overlap_half, overlap_quarter,
+    overlap_extrapolated, units_extrapolated`. `measurement` makes the estimates or loads stored ones, `method` is the
+    kind of estimate, `places` are the positions of `at=`, `most` is the number of largest edges to measure, `seed`
+    draws the random ones. Warns if there are few distinct pairs.
     """
     graph, distinct = pairs.graph, pairs.sequences.distinct
     rows = [graph.receiver_index[edge.end.receiver] for edge in edges]
@@ -529,10 +546,11 @@ def _screened(
 
 
 def _prepared(view: AttentionView, sequences: TaskSequences, layers: list[int], cuts: _Cuts, seed: int) -> Prepared:
-    """Run the model once for all jobs; return the writes of the senders and the intact run of the task.
+    """Run the model once for all jobs, and return the `Prepared`: writes of the senders and the intact run of the task.
 
-    `layers` are the layers from which the model is run again for each edge; for attention, the layers whose queries and
-    keys are kept.
+    `sequences` are the prompts with the metric. `layers` are the layers from which the model is run again for each
+    edge; if attention is measured, the layers whose queries and keys are kept instead. `cuts` are the settings of the
+    call, `seed` draws controls and replacements.
     """
     of_task = cuts.queried is None
     # Attention is computed from stored queries and keys of these layers; the metric needs the model to run on.

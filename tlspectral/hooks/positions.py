@@ -42,9 +42,10 @@ def listed_positions(at: Any) -> list[Any] | None:
 def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[str | int, Int[Tensor, "sequences"]]]:
     """Return pairs (label in tables, positions [sequences]) for the entries of `at=`, without duplicates.
 
-    `listed` are the entries. A name or number is its own label. An entry with one position per prompt is labelled
-    "given", or "given 1", "given 2" if there are several. Raises ValueError for an empty list, a position that a prompt
-    does not have, and two different entries with one label; TypeError for numbers that are not whole.
+    `prompts` are the tokenized prompts, `listed` the entries. A name or number is its own label. An entry with one
+    position per prompt is labelled "given", or "given 1", "given 2" if there are several. Positions count from 0.
+    Raises ValueError for an empty list, a position that a prompt does not have, and two different entries with one
+    label; TypeError for numbers that are not whole.
     """
     labelled: list[tuple[str | int, Tensor]] = []
     entries = [*listed]

@@ -31,7 +31,7 @@ Checks = Callable[[int], Iterable[Hook]]
 
 @dataclass
 class _Proofs:
-    """Proofs for one model and one hook point.
+    """The layers of one model whose edits at one kind of hook point were shown to act.
 
     Attributes:
         layers: layers whose edits were shown to change the logits.
@@ -78,7 +78,11 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
 
 
 def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks | None) -> None:
-    """Raise EditNotHonored unless an edit of this one layer, with either sign, changes the logits of a short run."""
+    """Raise EditNotHonored unless an edit of this one layer, with either sign, changes the logits of a short run.
+
+    `view` is the model. `route` is the short name of the edited hook point. `checks` is a function from the layer to
+    hooks that are placed in the unedited run and may raise; None: no hooks.
+    """
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     name = view.hook_names(layer)[route]
     with view.hooks_on(() if checks is None else checks(layer)):
@@ -96,8 +100,9 @@ def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks |
 def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -> set[int]:
     """Return the layers that pass their `checks` and whose edit moves the logits by much more than rounding.
 
-    All layers are tried in one run with two rows per layer: one edited in this layer, one unedited. Unedited rows
-    differ only by rounding. `route` is the short name of the edited hook point.
+    `view` is the model. All layers are tried in one run with two rows per layer: one edited in this layer, one
+    unedited. Unedited rows differ only by rounding. `route` is the short name of the edited hook point. `checks` is a
+    function from a layer to hooks that may raise; a layer fails if one of them raises.
     """
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     layers = [layer for layer in view.layers if route in view.hook_names(layer)]
@@ -118,7 +123,10 @@ def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -
 
 
 def _noted(failed: set[int], layer: int, check: Callable[..., Any], activation: Tensor, hook: Any) -> None:
-    """Run a check on an activation. If it raises an error of this package, add the layer to the set `failed`."""
+    """Call the hook function `check` on an activation; if it raises TlspectralError, add the layer to the set `failed`.
+
+    The error does not go further, and the activation is not changed.
+    """
     try:
         with checked_at_end():
             check(activation, hook=hook)
@@ -131,9 +139,9 @@ def _edited(
 ) -> Tensor:
     """Return a copy of the activation in which some rows of the batch are changed by more than their own size.
 
-    `route` is the short name of the hook point. A small edit can be lost in a softmax with one large score, or in
-    rounding. `sign` is 1 or -1, because one sign may enlarge an entry that is the largest already, which changes
-    nothing.
+    `view` is the model. `route` is the short name of the hook point, `layer` its layer, `rows` the slice of the batch.
+    A small edit can be lost in a softmax with one large score, or in rounding. `sign` is 1 or -1, because one sign may
+    enlarge an entry that is the largest already, which changes nothing. `hook` is not used.
     """
     edited = activation.clone()
     chosen = edited[rows]
@@ -185,8 +193,8 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
 def proved_in_state(view: AttentionView, what: Hashable, prove: Callable[[], None]) -> None:
     """Call `prove` unless a proof named `what` has passed in the model's present state (weights and hooks).
 
-    `prove` raises if the proof fails; a failure is not remembered. It is called each time if hooks or other code of the
-    user act in the model.
+    `what` is any hashable name. `prove` raises if the proof fails; the error goes on to the caller and a failure is not
+    remembered. `prove` is called each time if hooks or other code of the user act in the model.
     """
     if next(acting_on(view.model), None) is not None:
         prove()

@@ -20,6 +20,8 @@ def refuse_off_target(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator: a call with the removed argument `off_target=` raises a TypeError that shows the new code.
 
+    A call without this argument goes to the decorated function unchanged.
+
     Args:
         lines: function that returns the new code as text. It gets the call for one task as text, `tls.f(...,
             task=task)`, and the tasks as texts, the main task first.
@@ -57,7 +59,8 @@ def keyword(task: str) -> str:
 def _arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> str:
     """Return the arguments of a call of `function` as text, `model, 'rope_phase', heads='L0'`.
 
-    `values` is a dict from the name of an argument to its value. A long value is shown as the name of the argument.
+    `values` is a dict from the name of an argument to its value. Arguments that may be given by position are shown
+    without their name. A long value is shown as the name of the argument.
     """
     arguments = []
     for name, parameter in inspect.signature(function).parameters.items():

@@ -32,8 +32,8 @@ def screened(
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
     """Return the row numbers ordered by |estimate|, largest first, and a word per row: "top", "control" or "".
 
-    "top": the `most` largest estimates. "control": as many others, drawn at random. "": not to be measured. The words
-    are in the order of `estimates`.
+    "top": the `most` largest estimates. "control": as many others, drawn at random with `seed`. "": not to be measured.
+    The words are in the order of `estimates`.
     """
     order = np.argsort(-np.abs(estimates), kind="stable")
     measured = np.full(len(order), "", dtype=object)
@@ -47,9 +47,10 @@ def screened_edges(
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
     """Return the edge numbers ordered by |estimate|, largest first, and a word per edge that says why it is measured.
 
-    "top": the `most` largest estimates. "logits": edges to the logits (`to_logits`) up to rank 4 `most`. Others are
-    drawn at random from three ranges of ranks and named after them; with `most=50`: 30 of "51 to 500", 20 of "501 to
-    5000", 20 of "beyond 5000". "": not measured. The words are in the order of `estimates`.
+    "top": the `most` largest estimates. "logits": edges to the logits (`to_logits` is True for these) up to rank 4
+    `most`. Others are drawn at random, with `seed`, from three ranges of ranks and named after them; with `most=50`: 30
+    of "51 to 500", 20 of "501 to 5000", 20 of "beyond 5000". "": not measured. The words are in the order of
+    `estimates`.
     """
     order = np.argsort(-np.abs(estimates), kind="stable")
     words, rng = np.full(len(order), "", dtype=object), np.random.default_rng(seed)
@@ -152,15 +153,15 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
 
 def _upper_bound(large: int, drawn: int) -> float:
-    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of a share.
+    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of a share of edges.
 
-    `large` of `drawn` edges have the property.
+    `large` of the `drawn` edges have the property whose share in all edges is bounded.
     """
     return 1.0 if large == drawn else float(scipy.stats.beta.ppf(_CONFIDENCE, large + 1, drawn - large))
 
 
 def agreement(rows: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Return Spearman's correlation of the columns `estimate` and `delta`, and its two-sided p.
+    """Return Spearman's correlation of the columns `estimate` and `delta` of a table, and its two-sided p.
 
     Returns (None, None) for fewer than three rows.
     """

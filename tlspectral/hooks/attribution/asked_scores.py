@@ -20,7 +20,7 @@ from tlspectral.tasks.task_sequences import task_sequences
 
 @dataclass(frozen=True)
 class AskedScore:
-    """One attention score to divide.
+    """One attention score that a user asked to divide into terms.
 
     Attributes:
         tokens: token ids of a prompt.
@@ -46,17 +46,21 @@ class AskedScores:
 
     @property
     def distinct(self) -> Int[np.ndarray, "scores"]:
-        """An integer per score, equal for scores with equal positions and equal tokens up to the query."""
+        """Array with an integer per score, equal for scores with equal positions and equal tokens up to the query.
+
+        The integers count up from 0 in the order in which scores occur first.
+        """
         known: dict[str, int] = {}
         keys = [f"{score.tokens[:, : score.query + 1].tolist()} {score.query} {score.key}" for score in self.scores]
         return np.array([known.setdefault(key, len(known)) for key in keys])
 
 
 def asked_scores(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScores:
-    """Return the scores that the arguments `prompt`, `query` and `key` of `qk_attribution` name.
+    """Return the scores that the arguments `prompt`, `query` and `key` of `qk_attribution` name, as `AskedScores`.
 
-    `prompt` is one prompt, a list of (prompt, query, key), or a `Task`. Raises ValueError and TypeError for unusable
-    prompts or positions, or arguments that do not go together.
+    `view` is the model, which tokenizes the prompts. `prompt` is one prompt, a list of (prompt, query, key), or a
+    `Task`. `query` and `key` are positions, for a task also names of positions; None if the list or the task has them.
+    Raises ValueError and TypeError for unusable prompts or positions, or arguments that do not go together.
     """
     if isinstance(prompt, Task):
         return AskedScores(_of_task(view, prompt, query, key), several=True)
@@ -75,8 +79,9 @@ def asked_scores(view: AttentionView, prompt: Any, query: Any, key: Any) -> Aske
 
 
 def _score(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScore:
-    """Return the score of one prompt with positions counted from 0.
+    """Return the score of one prompt as an `AskedScore`, with positions counted from 0.
 
+    `view` is the model. `prompt` is text or token ids, `query` and `key` are whole numbers (negative: from the end).
     Raises ValueError for several prompts or a position outside the prompt, TypeError for a position that is not a
     number.
     """
@@ -86,15 +91,20 @@ def _score(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScore
 
 
 def require_one(prompts: PackedTokens, what: str) -> None:
-    """Raise ValueError unless there is exactly one prompt; `what` begins the message, such as "one score is"."""
+    """Raise ValueError unless there is exactly one prompt.
+
+    `what` is the beginning of the message: "one score is" gives "one score is of one prompt; found 3 prompts".
+    """
     if len(prompts.tokens) != 1:
         raise ValueError(f"{what} of one prompt; found {len(prompts.tokens)} prompts: give one of them")
 
 
 def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[AskedScore]:
-    """Return one score for each prompt of a task, at its `attention` positions or at `query` and `key`.
+    """Return a list with one `AskedScore` for each prompt of a task.
 
-    Raises ValueError and TypeError for positions that are missing or not in a prompt.
+    `view` is the model. `query` and `key` are positions or names of positions. If both are None, the task's `attention`
+    positions are taken. Raises ValueError for positions that are missing or not in a prompt, TypeError if only one of
+    `query` and `key` is given.
     """
     sequences = task_sequences(view, task)
     if query is None and key is None:
@@ -113,7 +123,8 @@ def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[Aske
 def _positions(query: Any, key: Any, length: int) -> tuple[int, int]:
     """Return (query, key), counted from 0, in a prompt of `length` tokens.
 
-    Raises ValueError if the key is after the query or a position is outside the prompt.
+    `query` and `key` are whole numbers; negative ones count from the end. Raises ValueError if the key is after the
+    query or a position is outside the prompt, TypeError if a position is not a whole number.
     """
     at_query, at_key = (position_in(length, at, name) for at, name in ((query, "query"), (key, "key")))
     if at_key > at_query:
@@ -124,7 +135,8 @@ def _positions(query: Any, key: Any, length: int) -> tuple[int, int]:
 def position_in(length: int, given: Any, name: str) -> int:
     """Return the position `given` in a prompt of `length` tokens, counted from 0. A negative one counts from the end.
 
-    `name` is the argument for messages. Raises TypeError unless it is a whole number, ValueError outside the prompt.
+    `name` is the name of the user's argument, for messages. Raises TypeError unless `given` is a whole number,
+    ValueError if it is outside the prompt.
     """
     position = whole_number(given)
     if position is None:

@@ -132,12 +132,13 @@ class Dictionary:
         return _autoencoder(at / "cfg.json", settings, tensors)
 
     def fitted(self, view: AttentionView, layers: Iterable[int]) -> Dictionary:
-        """Return the dictionary for use on the streams that enter these layers of a model.
+        """Return the dictionary, or a copy with another encoder, for the streams that enter these layers of a model.
 
         `qk_attribution` and `ov_attribution` call it. If the dictionary was trained on centred streams
-        (`center_writing_weights`), streams of a raw model are centred before the encoder. Warns if its file names
-        another model. Raises ValueError for another width or hook point. In a model with centred streams, a dictionary
-        for raw streams raises ValueError when `activations` is called.
+        (`center_writing_weights`), the copy centres streams of a raw model before the encoder. A dictionary made
+        without a file is returned as it is. Warns if the file names another model or training step. Raises ValueError
+        for another width or hook point. In a model with centred streams, a dictionary for raw streams raises ValueError
+        when `activations` is called.
         """
         layers = list(layers)
         for layer in layers:
@@ -150,7 +151,8 @@ class Dictionary:
     def described(self) -> dict[str, Any]:
         """Return a dict of attrs for tables: `dictionary` (its form as text) and `dictionary_origin`.
 
-        The latter has the model that its file names; it is missing for a dictionary without file.
+        `dictionary_origin` is a dict of settings of its cfg.json, such as `model_name` and `hook_name`. It is missing
+        for a dictionary without a file.
         """
         origin = {} if self.origin is None else {"dictionary_origin": self.origin.recorded}
         return {"dictionary": repr(self), **origin}
@@ -199,7 +201,9 @@ class Dictionary:
     def terms(self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"]) -> StreamTerms:
         """Return a stream as a sum of named vectors: each active feature's write, the dictionary's bias and the error.
 
-        `activations` are the activations of all features at this stream.
+        `activations` are the activations of all features at this stream. The result is a `StreamTerms` with the names
+        ("feature 12", ...) and the vectors [terms, d_model] in float64 on the CPU. The error is the stream minus all
+        other terms.
         """
         active, features = self.written(activations)
         bias = self.bias.detach().cpu().double()[None]
@@ -208,9 +212,10 @@ class Dictionary:
         return StreamTerms(names, torch.cat([features, bias, error]))
 
     def written(self, activations: Float64[Tensor, "features"]) -> tuple[list[int], Float64[Tensor, "active d_model"]]:
-        """Return the numbers of the features with non-zero activation, and the vector that each adds to the stream.
+        """Return the indices of the features with non-zero activation, and the vector that each adds to the stream.
 
-        The vectors are in float64 on the CPU.
+        `activations` are the activations of all features at one stream. A vector is the activation times the feature's
+        row of the decoder, in float64 on the CPU.
         """
         active = activations.nonzero()[:, 0]
         rows = self.decoder[active.to(self.decoder.device)].detach().cpu().double()
@@ -220,7 +225,8 @@ class Dictionary:
 def require_division(by: str, known: tuple[str, ...], dictionary: Any) -> None:
     """Raise ValueError unless the argument `by` is one of `known`, and is "source" if there is a dictionary.
 
-    Raises TypeError if `dictionary` is neither a `Dictionary` nor None.
+    `known` are the values that the calling function allows. Raises TypeError if `dictionary` is neither a `Dictionary`
+    nor None.
     """
     if by not in known:
         raise ValueError(f"by= must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}; found {shown(by)}")

@@ -86,7 +86,7 @@ class DictionaryOrigin:
         )
 
     def compare(self, view: AttentionView) -> None:
-        """Warn if the model has another name or training step than the dictionary's file says. Return None."""
+        """Warn if the model `view` has another name or training step than the dictionary's file says."""
         source = view.source
         name, revision = source["model"], source.get("revision")
         if self.model and name not in (None, "external") and not same_model(self.model, str(name)):
@@ -112,9 +112,11 @@ class DictionaryOrigin:
     ) -> Callable[[Tensor], Tensor]:
         """Return a function like `encode`, from streams to activations, for streams that enter a layer of the model.
 
-        The returned function first subtracts the mean over d_model if the dictionary was trained on centred streams and
+        `encode` is the dictionary's own encoder; it is returned itself if the layer's norm is not a LayerNorm. The
+        returned function first subtracts the mean over d_model if the dictionary was trained on centred streams and
         this model is raw. It raises ValueError if the dictionary was trained on raw streams and this model is centred,
-        or if it was trained on centred streams and this raw model has a norm behind its embedding (BLOOM).
+        or if it was trained on centred streams and this raw model has a norm behind its embedding (BLOOM). It warns
+        once for a raw model if the file of an old SAELens does not tell.
         """
         # TransformerLens centres writing weights only in models with LayerNorm. A centred stream is the raw stream
         # minus its mean over d_model, unless a norm stands behind the embedding.
@@ -160,9 +162,9 @@ class DictionaryOrigin:
 
 
 def _trained_step(options: Mapping[str, Any]) -> int | str | None:
-    """Return the training step from arguments of `from_pretrained` as a number; "number N" for a checkpoint index.
+    """Return the training step in arguments of `from_pretrained`: a number, or "number N" for a checkpoint index.
 
-    None if the arguments name neither.
+    `options` are these arguments: `checkpoint_index`, `checkpoint_value` or `revision`. None if they name no step.
     """
     if options.get("checkpoint_index") is not None:
         return f"number {options['checkpoint_index']}"

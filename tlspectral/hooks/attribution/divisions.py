@@ -71,7 +71,7 @@ class DividedScore:
         return self.row.score - float(self.total.sum())
 
     def without(self, pairs: list[tuple[str, str]]) -> Float64[Tensor, "pairs"]:
-        """Return the score, in logits, that is lost when each pair of terms is removed.
+        """Return for each pair of terms the score, in logits, that is lost when the pair is removed alone.
 
         Every norm is computed again. `pairs` are names of a query term and a key term. A pair that this score does not
         have gives 0.
@@ -101,7 +101,7 @@ class DividedScore:
         return float(predicted), float(measured) + alibi
 
     def _indices(self, at_query: str, at_key: str) -> tuple[int, int] | None:
-        """Return the index of a query term and of a key term in `names`; None if the score lacks one of them."""
+        """Return the indices in `names` of the terms `at_query` and `at_key`; None if the score lacks one of them."""
         known = at_query in self.names[0] and at_key in self.names[1]
         return (self.names[0].index(at_query), self.names[1].index(at_key)) if known else None
 
@@ -111,9 +111,10 @@ def divided_score(
 ) -> DividedScore:
     """Divide one attention score of a head among sources, features, modes or frequencies; return the `DividedScore`.
 
-    `head` is (layer, head). `asked` has the prompt and the positions of query and key. With a dictionary the terms are
-    its features. Raises ScoreMismatch if the rows do not add up to the model's score, UnsupportedArchitecture if the
-    layer cannot be divided, and ValueError for a masked key.
+    `head` is (layer, head), `asked` the prompt with the positions of query and key. `by` is "source", "mode" (singular
+    vectors of the head's query-key matrix) or "frequency" (rotary pairs). With a `dictionary` the terms are its
+    features. Raises ScoreMismatch if the rows do not add up to the model's score, UnsupportedArchitecture if the layer
+    cannot be divided, and ValueError for a masked key.
     """
     if by == "frequency":
         return _by_frequency(view, head, asked)
@@ -141,7 +142,9 @@ def divided_score(
 def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore) -> DividedScore:
     """Divide a score among the rotary pairs of the head; return the `DividedScore`.
 
-    Columns that do not rotate are one row, `no rotation`. Raises UnsupportedArchitecture without rotary positions.
+    `head` is (layer, head), `asked` the prompt with the positions of query and key. Rows are named "frequency 0", ...;
+    columns that do not rotate are one row, "no rotation". Raises UnsupportedArchitecture for a layer without rotary
+    positions, ScoreMismatch if the rows do not add up to the model's score.
     """
     layer = head[0]
     rotary = view.rotary(layer)
@@ -169,7 +172,11 @@ def _traced(
 ) -> tuple[TracedRun, HeadForm, QueryRow]:
     """Run the prompt of a score; return its activations, the head's score function and the query's own scores.
 
-    `sources`: keep the writes of earlier layers. `every`: keep the streams of all tokens, after query and key.
+    `view` is the model, `head` is (layer, head), `asked` the prompt with the positions of query and key. The
+    `TracedRun` has the query's stream as entry 0 and the key's stream as entry 1. `sources`: True also keeps the writes
+    of earlier layers. `every`: True adds the streams of all tokens, behind these two. Raises UnsupportedArchitecture
+    for latents with norms, ValueError for a prompt too long for the layer's score scale or a masked key, ScoreMismatch
+    if the scores of the run are not the model's.
     """
     layer, length = head[0], asked.tokens.shape[1]
     raw = view.raw(layer)
@@ -192,9 +199,12 @@ def _with_alibi(
     pairs: Tensor,
     parts: Tensor,
 ) -> DividedScore:
-    """Return the divided score, with a row for ALiBi if the layer has it. Arguments are the fields of `DividedScore`.
+    """Return the `DividedScore` with these fields, with a further row for ALiBi if the layer has it.
 
-    Raises ScoreMismatch if the rows do not add up to the model's score.
+    `run` are the activations, `form` is the head's score function, `row` has the query's own scores. `at_query` and
+    `at_key` are the terms of the two streams, `names` their names followed by "bias" and "alibi", `pairs` the indices
+    of the two terms of each row, `parts` the four parts of each row. No argument is changed. Raises ScoreMismatch if
+    the rows do not add up to the model's score.
     """
     if row.alibi is not None:
         pairs = torch.cat([pairs, torch.tensor([[len(names[0]) - 1, len(names[1]) - 1]])])
@@ -206,9 +216,9 @@ def _with_alibi(
 def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[StreamTerms, StreamTerms]:
     """Return the query's and the key's stream as components along the singular vectors of M, plus a rest `no mode`.
 
-    M is the query-key matrix W_Q W_K^T, norms folded in. The total of the rest is 0, unless M has a lower rank than W_Q
-    or W_K. With the tokens exchanged its score need not be 0, so its symmetric and antisymmetric parts can differ from
-    0 and cancel.
+    `view` is the model. `head` is (layer, head), `run` the run with the two streams. M is the query-key matrix W_Q
+    W_K^T, norms folded in. The total of the rest is 0, unless M has a lower rank than W_Q or W_K. With the tokens
+    exchanged its score need not be 0, so its symmetric and antisymmetric parts can differ from 0 and cancel.
     """
     group, first = readable_group(view.raw(head[0]), head[1])
     (modes,) = query_key_modes(fold_attention(group, head[0]), [head[1] - first])

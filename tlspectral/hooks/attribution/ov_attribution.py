@@ -153,10 +153,12 @@ def ov_attribution(
 def _require_together(
     view: AttentionView, chosen: dict[int, list[int]], along: Direction | None, *, every: bool
 ) -> dict[int, list[int]]:
-    """Return the heads to measure, by layer. Raises ValueError if they do not go with the direction.
+    """Return the heads to measure, as a dict from layer to heads, after comparing them with the direction.
 
-    `chosen` is a dict from layer to heads, `along` the direction or None. `every`: the user gave no heads, so heads
-    after a receiver are left out instead of refused.
+    `view` is the model. `chosen` is the dict of the user's heads, `along` the direction or None. Without a direction
+    only one head may be measured; with one, heads must be in layers before its receiver. `every`: True if the user gave
+    no heads, so heads after the receiver are left out instead of refused. Raises ValueError for several heads without a
+    direction, for heads after the receiver, and if no head remains.
     """
     if along is None:
         if sum(map(len, chosen.values())) != 1:
@@ -175,7 +177,7 @@ def _require_together(
 def _require_sources(view: AttentionView, chosen: dict[int, list[int]]) -> None:
     """Raise UnsupportedArchitecture for layers whose values are not linear in the stream (norm of values or latent).
 
-    `chosen` is a dict from layer to heads.
+    `view` is the model. `chosen` is a dict from layer to heads.
     """
     for layer in chosen:
         raw = view.raw(layer)
@@ -197,8 +199,10 @@ def _rows(
 ) -> pd.DataFrame:
     """Return a DataFrame with the rows of the heads of one layer; the column `token` is filled later.
 
-    `run` has the activations, `write` the heads' output at the query, `vector` the direction (None for norm and
-    cosine), `by` the kind of terms.
+    `view` is the model. A row has `layer, head`, with by="position" or "source" also `position`, with "source" also
+    `source`, and `contribution`, or `norm, cosine` without a direction. `run` has the activations, `write` the heads'
+    output at the query, `vector` the direction (or None), `by` the kind of terms ("head", "position" or "source"),
+    `dictionary` the features of by="source" or None.
     """
     measure = _Measure.of_write(view, write, vector)
     if by == "source":
@@ -231,7 +235,10 @@ class _Measure:
 
     @classmethod
     def of_write(cls, view: AttentionView, write: HeadWrite, vector: Float64[Tensor, "d_model"] | None) -> "_Measure":
-        """Return the measure of a write along the direction `vector`, or of its norm and cosine if `vector` is None."""
+        """Return the measure of a write along the direction `vector`, or of its norm and cosine if `vector` is None.
+
+        `view` is the model, `write` the output of the heads that are measured.
+        """
         centred = view.raw(write.layer).norm.kind == "LN"
         if vector is None:
             return cls(write, torch.diag_embed(write.gate), False, centred)
@@ -240,7 +247,8 @@ class _Measure:
     def frame(self, terms: Float64[Tensor, "heads terms read"], labels: dict[str, Any]) -> pd.DataFrame:
         """Return a DataFrame with a row per head and term: `layer, head`, labels, and `contribution` or `norm, cosine`.
 
-        `labels` is a dict from column to an entry for each term.
+        `terms` are the terms of z in the form that `project` gives: `read` is 1 along a direction, else d_head.
+        `labels` is a dict from further columns to an entry for each term.
         """
         heads, count = terms.shape[:2]
         columns = {"layer": self.write.layer, "head": np.repeat(self.write.heads, count)}
@@ -270,7 +278,10 @@ class _StreamValues:
 
 
 def _values_of_stream(view: AttentionView, layer: int) -> _StreamValues:
-    """Return the function from the residual stream to the values of a layer (norm, weight, bias), in float64."""
+    """Return the function from the residual stream to the values of a layer (norm, weight, bias), in float64.
+
+    `view` is the model. Nothing is run; the weights are the model's own.
+    """
     raw = view.raw(layer)
     norm, weight = raw.norm.as_(double), double(raw.w_v)
     bias = folded_bias(weight, None if raw.b_v is None else double(raw.b_v), norm)
@@ -287,8 +298,11 @@ def _source_rows(
 ) -> Iterator[tuple[Float64[Tensor, "heads terms read"], dict[str, Any]]]:
     """Yield pairs (numbers, labels) of the terms by source, for groups of keys.
 
-    The numbers are [heads, terms, read], where `read` is 1 along a direction and d_head otherwise. The labels are a
-    dict with `source` and `position` of each term. The last item is the bias of the values, if there is one.
+    `view` is the model. The numbers are [heads, terms, read], where `read` is 1 along a direction and d_head otherwise.
+    The labels are a dict with `source` and `position` of each term. The last item is the bias of the values, if there
+    is one. `run` has the activations, `write` the heads' attention and values, `value` the function from streams to
+    values, `measure` turns values into numbers. With a `dictionary` the sources are its features. Raises ScoreMismatch
+    if the values of the run are not `value` of its streams.
     """
     # The direction is carried back to the stream first. Each term is then one number instead of a z for each head.
     weight, bias = value.weight[write.kv_heads] @ measure.project, value.bias[write.kv_heads][:, None] @ measure.project
@@ -320,7 +334,8 @@ def _features(
 ) -> Iterator[tuple[list[str], Int[Tensor, "terms"], Float64[Tensor, "terms d_model"]]]:
     """Yield for each key the names of its dictionary terms, the key's position for each term, and their writes.
 
-    `streams` are the residual streams at the keys, `keys` their positions.
+    `streams` are the residual streams at the keys, `keys` their positions. The terms are the active features, the
+    dictionary's bias and the error.
     """
     for key, stream, activations in zip(keys, streams, dictionary.activations(streams), strict=True):
         terms = dictionary.terms(stream, activations)
@@ -350,13 +365,13 @@ def _require_own_values(
 
 
 def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows sorted by |contribution|, or by norm without a direction, largest first."""
+    """Return a sorted copy of the table `frame`: by |contribution|, or by norm without a direction, largest first."""
     size = frame["contribution" if "contribution" in frame else "norm"].abs()
     return frame.iloc[np.argsort(-size.to_numpy(), kind="stable")].reset_index(drop=True)
 
 
 def _error_share(frame: pd.DataFrame) -> float:
-    """Return the sum of the rows of the error, divided by the sum of all rows.
+    """Return the sum of the rows of the error, divided by the sum of all rows of `frame`, the table by features.
 
     The error is the part of the stream that a dictionary does not explain. Summed are contributions, or without a
     direction the components along the head's whole write.

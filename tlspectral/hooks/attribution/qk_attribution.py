@@ -146,9 +146,10 @@ class _MeanScore:
 
     @classmethod
     def of_scores(cls, divided: list[DividedScore], counts: np.ndarray) -> "_MeanScore":
-        """Return several divided scores with common rows, one for each pair of terms that occurs in any of them.
+        """Return divided scores as a `_MeanScore` with common rows: the pairs of terms that occur in any of them.
 
-        `counts` says how often the user asked for each score. Where a score lacks a pair, its parts are 0.
+        `divided` are the distinct scores, `counts` how often the user asked for each. Where a score lacks a pair, its
+        parts are 0.
         """
         rows: dict[tuple[str, str], int] = {}
         places = []
@@ -173,7 +174,10 @@ class _MeanScore:
         return np.asarray(values @ self.weights)
 
     def se(self, values: Float64[np.ndarray, "*rows scores"]) -> Float64[np.ndarray, "*rows"]:
-        """Return the standard error of `mean`; equal scores count as one observation. NaN for one distinct score."""
+        """Return the standard error of `mean` of the same `values`; equal scores count as one observation.
+
+        `values` are numbers of the distinct scores (last axis). NaN for one distinct score.
+        """
         deviations = (values - self.mean(values)[..., None]) * self.weights * len(self.counts)
         n = len(self.counts)
         return np.asarray(scipy.stats.sem(deviations, axis=-1)) if n > 1 else np.full(values.shape[:-1], np.nan)
@@ -181,8 +185,10 @@ class _MeanScore:
     def frame(self, top: int | None, *, by_source: bool, several: bool) -> pd.DataFrame:
         """Return a DataFrame with a row for each pair of terms, largest |mean total| first.
 
-        With `top`, only so many rows and a row `rest` with the sum of all others. `by_source` adds the columns
-        `query_source` and `key_source`, `several` (True for several scores) the column `total_se`.
+        Columns: `query_term, key_term`, the four parts `symmetric, antisymmetric, phase, outside_m` and their sum
+        `total`, as means in logits. With `top`, only so many rows and a row `rest` with the sum of all others.
+        `by_source`: True adds the columns `query_source` and `key_source`. `several`: True (several scores) adds the
+        column `total_se`.
         """
         shown = len(self.pairs) if top is None else min(top, len(self.pairs))
         pairs, parts = self.pairs[:shown], self.parts[:, :shown]
@@ -198,10 +204,11 @@ class _MeanScore:
 
 
 def _attrs(view: AttentionView, asked: AskedScores, mean: _MeanScore) -> dict[str, Any]:
-    """Return a dict of attrs: positions, tokens, the model's score, its remainder, attention and tolerance.
+    """Return a dict of attrs of the table of `qk_attribution`, as means over the scores where there are several.
 
-    The remainder is the score minus the sum of all rows. `asked` has the scores that the user asked for, `mean` their
-    division.
+    Keys: `query, key, query_token, key_token, score` (the model's own), `remainder` (score minus the sum of all rows,
+    the largest), `tolerance, attention, softcap, norm_behind_held`; for several scores also `n_prompts, n_distinct,
+    score_se`. `asked` has the scores that the user asked for, `mean` their division, `view` is the model.
     """
     rows, layer = [divided.row for divided in mean.divided], mean.divided[0].run.layer
     score = np.array([row.score for row in rows])
@@ -225,11 +232,13 @@ def _attrs(view: AttentionView, asked: AskedScores, mean: _MeanScore) -> dict[st
 
 
 def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: bool) -> dict[str, Any]:
-    """Remove the first `count` pairs of terms: add columns to `frame`, and return a dict of attrs.
+    """Remove the first `count` pairs of terms: add columns to `frame` in place, and return a dict of attrs.
 
     The columns are `measured` (the score lost without the pair), `attention_predicted` and `attention_measured`; with
-    `several` scores also `measured_se`. The attrs have the key terms of these pairs, and the score and attention lost
-    when all of them are removed at once.
+    `several` scores (True) also `measured_se`. Later rows get NaN. The attrs are `removed_key_sources` (the key terms
+    of these pairs), and `joint_score_predicted, joint_score_measured, joint_attention_predicted,
+    joint_attention_measured`: score and attention lost when these key terms are removed together. `mean` has the
+    divided scores.
     """
     pairs = mean.pairs[:count]
     total = mean.parts[:, : len(pairs)].sum(0)
@@ -253,18 +262,21 @@ def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: 
 def _attention_without(
     divided: list[DividedScore], change: Float64[np.ndarray, "rows scores"]
 ) -> Float64[np.ndarray, "rows scores"]:
-    """Return the attention to the key if the score lost each amount in `change` (logits), for each row and score."""
+    """Return the attention to the key if the score lost each amount in `change` (logits), for each row and score.
+
+    `divided` are the scores, in the order of the last axis of `change`.
+    """
     losses = zip(divided, change.T, strict=True)
     return np.stack([score.row.attention_without(torch.tensor(lost)).numpy() for score, lost in losses], axis=-1)
 
 
 def _order_of_terms(mean: _MeanScore) -> list[str]:
-    """Return the names of all terms of the key's streams, without duplicates, in the order of the streams."""
+    """Return the names of all terms of the key's streams in `mean`, without duplicates, in the order of the streams."""
     return list(dict.fromkeys(name for divided in mean.divided for name in divided.names[1]))
 
 
 def _require_by(by: str, dictionary: Any, remove: int | None) -> None:
-    """Raise ValueError or TypeError if by=, dictionary= and remove= do not go together."""
+    """Raise ValueError or TypeError if by=, dictionary= and remove= of `qk_attribution` do not go together."""
     require_division(by, ("source", "mode", "frequency"), dictionary)
     if by == "frequency" and remove is not None:
         raise ValueError(
@@ -290,7 +302,8 @@ def _counts(top: int | None, remove: int | None) -> tuple[int | None, int | None
 def _texts(view: AttentionView, asked: AskedScores) -> dict[str, Any]:
     """Return a dict of attrs `query`, `key` (positions from 0) and `query_token`, `key_token` (texts or ids).
 
-    Values are single for one score, lists for several.
+    `asked` are the scores, `view` the model with the tokenizer; without one, tokens are ids. Values are single for one
+    score, lists for several.
     """
     tokenizer, attrs = getattr(view.model, "tokenizer", None), {}
     for name in ("query", "key"):

@@ -64,18 +64,25 @@ class StreamSide:
     ) -> Float64[Tensor, "terms d_head"]:
         """Return the query or key that the head makes of each term of a stream x, norms held at their scale for x.
 
-        `written` are the terms, `scale` the scale of the query/key norm. Biases are left out.
+        `written` are the terms, `scale` the scale of the query/key norm for x (from `scale`; None without such a norm).
+        Biases are left out.
         """
         read = (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
         return self._normed(read, scale)
 
     def own_bias(self, scale: Tensor | None) -> Float64[Tensor, "one d_head"]:
-        """Return the head's bias of queries or keys after the query/key norm, held at `scale`."""
+        """Return the head's bias of queries or keys after the query/key norm, held at `scale`.
+
+        `scale` is None without such a norm.
+        """
         assert self.reads.bias is not None
         return self._normed(self.reads.bias[self.head][None], scale)
 
     def _normed(self, rows: Float64[Tensor, "rows d_head"], scale: Tensor | None) -> Float64[Tensor, "rows d_head"]:
-        """Return queries or keys after the query/key norm, held at `scale`; unchanged without such a norm."""
+        """Return queries or keys after the query/key norm, held at `scale`; unchanged without such a norm.
+
+        `rows` are queries or keys of the head before the norm. `scale` is None without such a norm.
+        """
         if self.query_key_norm is None or scale is None:
             return rows
         norm = self.query_key_norm
@@ -117,7 +124,7 @@ class HeadForm:
     ) -> HeadScores:
         """Return the scores of each query with each key, as `HeadScores` with one head.
 
-        All queries stand at the query's position, all keys at the key's.
+        Scores are scaled, before softcap and mask. All queries stand at the query's position, all keys at the key's.
 
         Args:
             queries, keys: queries and keys before rotation.
@@ -132,9 +139,9 @@ class HeadForm:
     def score(
         self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
     ) -> Float64[Tensor, "rows"]:
-        """Return the score of each query with the key in the same row, without ALiBi.
+        """Return the scaled score of each query with the key in the same row, without ALiBi.
 
-        Both are vectors before rotation, with bias, as `StreamSide.row` returns them.
+        `queries` and `keys` are vectors before rotation, with bias, as `StreamSide.row` returns them.
         """
         return self.scores(queries[:, None], keys[:, None]).whole()[:, 0, 0, 0]
 
@@ -142,8 +149,8 @@ class HeadForm:
 def head_form(view: AttentionView, index: int, head: int, query: int, key: int, tables: Tables | None) -> HeadForm:
     """Return the function that gives a head's score from two residual streams, for the positions `query` and `key`.
 
-    `index` is the layer. `tables` are cos and sin at all positions, as the run applied them; None without rotary
-    positions.
+    The result is a `HeadForm` with weights in float64. `view` is the model, `index` the layer. `tables` are cos and sin
+    at all positions, as the run applied them; None without rotary positions.
     """
     raw = view.raw(index)
     group, first = readable_group(raw, head)
@@ -160,8 +167,8 @@ def head_form(view: AttentionView, index: int, head: int, query: int, key: int, 
 def readable_group(raw: RawAttention, head: int) -> tuple[RawAttention, int]:
     """Return the weights of the key/value group of a head, and the index of the group's first head in the layer.
 
-    A group are the heads that share keys and values. If a query/key norm takes its mean over all heads, return the
-    whole layer and 0.
+    `raw` are the weights of the layer. A group are the heads that share keys and values. If a query/key norm takes its
+    mean over all heads, return the whole layer and 0.
     """
     if any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm)):
         return raw, 0
@@ -177,8 +184,6 @@ def pair_parts(
 ) -> tuple[Float64[Tensor, "*groups parts queries keys"], tuple[bool, bool]]:
     """Return four parts of the score for every pair of terms, and whether the query and the key have a bias.
 
-    The parts are M_S, M_A, Im(M_t), and `outside_m` (terms with biases, and ALiBi).
-
     Args:
         form: the head's score as a function of the two streams.
         at_query, at_key: terms of the two streams.
@@ -186,8 +191,9 @@ def pair_parts(
         columns: masks over the columns of the head; with them the result has one table for each mask.
 
     Returns:
-        The parts as [parts, query terms + 1, key terms + 1], in logits; the last term of query and key is the bias. And
-        two booleans.
+        The parts as [parts, query terms + 1, key terms + 1], in logits; the last term of query and key is the bias. The
+        parts are M_S, M_A, Im(M_t), and `outside_m` (terms with biases, and ALiBi). Behind it two booleans: the query
+        has a bias, the key has a bias.
     """
     query, key = form.query, form.key
     of_query, of_key = query.scale(residual[0]), key.scale(residual[1])
@@ -221,9 +227,9 @@ def removed_pairs(
 ) -> Float64[Tensor, "pairs"]:
     """Return the score that is lost without each pair of terms (a, b), in logits, with norms computed again.
 
-    It is S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b): S is the score, x and y are the streams of query and
-    key (`residual`). `pairs` are indices into the terms at_query and at_key; the index behind the last term means the
-    bias of the projection.
+    It is S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b): S is the score (`form`), x and y are the streams of
+    query and key (`residual`). `pairs` are indices into the terms at_query and at_key; the index behind the last term
+    means the bias of the projection.
     """
     queries = _without(form.query, residual[0], at_query, pairs[:, 0])
     keys = _without(form.key, residual[1], at_key, pairs[:, 1])
@@ -240,8 +246,9 @@ def removed_key_terms(
 ) -> Float64[Tensor, ""]:
     """Return the score that is lost without some terms in the key's stream y, together: S(x, y) - S(x, y - their sum).
 
-    S is the score and x the stream of the query; every norm is computed again. `terms` are indices into at_key; the
-    index behind the last term means the bias of keys.
+    S is the score (`form`), x and y are the streams of query and key (`residual`); every norm is computed again. The
+    result is one number in logits. `terms` are indices into at_key; the index behind the last term means the bias of
+    keys.
     """
     gone = [term for term in terms if term < len(at_key)]
     key = form.key.row(residual[1] - at_key[gone].sum(0), bias=len(at_key) not in terms)
@@ -254,8 +261,8 @@ def _without(
 ) -> Float64[Tensor, "pairs d_head"]:
     """Return the head's query or key for the stream x without one term, for each index in `terms`.
 
-    `written` are the terms; the index behind the last term means the bias. `side` is the query or the key as a function
-    of the stream.
+    `side` is the query or the key as a function of the stream, `written` are the terms of x; the index behind the last
+    term means the bias. Every norm is computed again.
     """
     removed = torch.cat([written, torch.zeros_like(written[:1])])[terms]
     is_bias = (terms == len(written))[:, None]

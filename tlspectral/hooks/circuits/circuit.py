@@ -64,7 +64,7 @@ FAITHFULNESS = Schema(
 def _a_circuit_for_each(call: str, tasks: list[str]) -> str:
     """Return two lines of Python that evaluate a circuit and the whole model on several tasks, as text for a message.
 
-    `call` is the call with the name `task`, `tasks` are the tasks as text.
+    `call` is the text of a call with task=task, `tasks` are the tasks as texts of Python.
     """
     listed = ", ".join(tasks)
     return f"values = [{call} for task in ({listed})]\nintact = [tls.evaluate(model, task) for task in ({listed})]"
@@ -272,11 +272,12 @@ class _Circuit:
 def _circuits(
     graph: Graph, choices: list[_Choice], shares: list[float], null: int, rng: np.random.Generator
 ) -> list[_Circuit]:
-    """Return a circuit of the largest edges for each share and choice, followed by its null circuits.
+    """Return for each share and choice a circuit of the largest edges, each followed by its null circuits.
 
-    A choice is an order of the edges and the pairs that evaluate it. `shares` are sizes as shares of all edges. `null`
-    is the number of relabelled and of random circuits for each. Warns if every null circuit of a share equals the
-    circuit itself.
+    `graph` has the possible edges. A choice is an order of the edges (indices into the flattened mask, largest first)
+    and a mask of the pairs that evaluate the circuit. `shares` are sizes as shares of all edges. `null` is the number
+    of relabelled and of random circuits for each, drawn with `rng`; at a share of 1 there are none. Warns if every null
+    circuit of a share equals the circuit itself.
     """
     n_edges = int(graph.possible.sum())
     circuits: list[_Circuit] = []
@@ -314,8 +315,9 @@ def _row(
 ) -> dict[str, Any]:
     """Return the row of a circuit as a dict from column to value.
 
-    `value`, `intact` and `none` are the metric of each pair in the circuit, on the clean and on the counterfactual
-    prompt. With `with_interval`, a circuit of the user's own edges also gets an interval (`low, high, unseen, worst`).
+    Columns: the circuit's `names`, `value` (mean metric over its evaluated pairs) and `faithfulness`. `value`, `intact`
+    and `none` are the metric of each pair in the circuit, on the clean and on the counterfactual prompt. With
+    `with_interval`, a circuit of the user's own edges also gets `low, high` (95 % interval), `unseen` and `worst`.
     """
     whole, evaluated = intact - none, circuit.evaluated
     row = {**circuit.names, "value": float(value[evaluated].mean())}
@@ -336,8 +338,9 @@ def _row(
 def _bootstrap_choices(pairs: Pairs, method: Method, draws: int, rng: np.random.Generator) -> list[_Choice]:
     """Return for each bootstrap sample an order of all edges, largest estimate first, and a mask of pairs.
 
-    The mask is True for pairs that are not in the sample. `method` is the estimate, `draws` the number of samples.
-    Raises ValueError for fewer than 16 distinct pairs, or if estimates cannot be divided among pairs.
+    The order holds indices into the flattened mask [receivers, senders]. The mask is True for pairs that are not in the
+    sample. `method` is the way of estimating ("EAP", "EAP-IG" or "EAP-QK"), `draws` the number of samples, `rng` draws
+    them. Raises ValueError for fewer than 16 distinct pairs, or if estimates cannot be divided among pairs.
     """
     n, distinct = len(pairs.sequences.tokens), pairs.sequences.distinct
     unit = np.arange(n) if distinct is None else distinct
@@ -373,8 +376,9 @@ def _procedure(
 ) -> list[dict[str, Any]]:
     """Return a row named `procedure` for each size, as a dict: the mean over pairs of circuits chosen without the pair.
 
-    `rows` and `values` are the rows and per-pair values of all circuits, `choices` the bootstrap samples. `none` is the
-    value of no edge and `whole` the gap (clean minus counterfactual value) of each pair.
+    The row has `circuit, draw, share, share_expanded, n_edges, n_live, value, faithfulness`. `rows` and `values` are
+    the rows and per-pair values of all circuits, `choices` the bootstrap samples. `none` is the value of no edge and
+    `whole` the gap (clean minus counterfactual value) of each pair.
     """
     procedure: list[dict[str, Any]] = []
     of_edges = [(row, value) for row, value in zip(rows, values, strict=True) if row["circuit"] == "edges"]
@@ -398,9 +402,10 @@ def _procedure(
 def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[np.ndarray, "edges"]:
     """Return all possible edges as indices into the flattened mask [receivers, senders], largest |effect| first.
 
-    Effects are the column `estimate`, or `delta`, of the table `edges`; edges that the table lacks come last. With
-    rank="selected", edges of largest `selected` come first, and equal ones are sorted by |effect|. Raises ValueError
-    for an unknown rank, or a table without the needed columns or values.
+    `graph` has the possible edges. Effects are the column `estimate`, or `delta`, of the table `edges`, which is not
+    changed; edges that the table lacks come last. With rank="selected", edges of largest `selected` come first, and
+    equal ones are sorted by |effect|. Raises ValueError for an unknown rank, or a table without the needed columns or
+    values.
     """
     if rank not in (None, "selected"):
         raise ValueError(f"rank= must be 'selected' or None (by size of the estimate); found {shown(rank)}")
@@ -439,10 +444,10 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
 
 
 def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
-    """Return the circuit `mask` with the heads of each layer exchanged at random, as a mask [receivers, senders].
+    """Return the circuit `mask` with the heads of each layer exchanged at random, as a new mask [receivers, senders].
 
-    It has equally many live edges, which lie on a path from embedding to logits. Heads that share keys and values move
-    together.
+    `graph` has the senders and receivers, `rng` draws the exchange; `mask` is not changed. The result has equally many
+    live edges, which lie on a path from embedding to logits. Heads that share keys and values move together.
     """
     rows, places = np.arange(len(graph.receivers)), np.arange(len(graph.senders))
     for layer, (n_heads, n_groups) in enumerate(zip(graph.n_heads, graph.n_kv_heads, strict=True)):
@@ -459,9 +464,10 @@ def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Ma
 
 
 def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
-    """Return a random circuit as a mask [receivers, senders].
+    """Return a random circuit as a new mask [receivers, senders].
 
-    Between every two layers, and every kind of sender and receiver, it has as many edges as the circuit `mask`.
+    `graph` has the possible edges, `rng` draws them. `mask` is a circuit, True for kept edges, and is not changed.
+    Between every two layers, and every kind of sender and receiver, the random circuit has as many edges as `mask`.
     """
     drawn = np.zeros_like(mask)
     of_receivers = [(receiver.layer, receiver.input) for receiver in graph.receivers]
@@ -480,7 +486,11 @@ def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
 
 
 def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
-    """Return a dict with the columns `share, share_expanded, n_edges, n_live` of the circuit `mask`."""
+    """Return a dict with the columns `share, share_expanded, n_edges, n_live` of the circuit `mask`.
+
+    `share` is its number of edges over all possible edges of `graph`, `share_expanded` the same with an edge to shared
+    keys or values counted once for each head, `n_live` the number of edges on a path from embedding to logits.
+    """
     group = np.array([
         graph.n_heads[end.layer] // graph.n_kv_heads[end.layer] if end.shared else 1 for end in graph.receivers
     ])  # fmt: skip
@@ -493,10 +503,11 @@ def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
 
 
 def _areas(table: pd.DataFrame) -> dict[str, float]:
-    """Return a dict of areas of the curve of faithfulness over the share of edges.
+    """Return a dict of areas of the curve of faithfulness over the share of edges: `cpr, cmd, cpr_log, cmd_log`.
 
     `cpr` is the area below the curve, `cmd` the area between the curve and 1; `cpr_log` and `cmd_log` are over the
-    logarithm of the share. `table` has one row for each size.
+    logarithm of the share. `table` has one row for each size, with `share_expanded` (the share that is meant) and
+    `faithfulness`.
     """
     table = table.sort_values("share_expanded")
     share, carried = table["share_expanded"].to_numpy(), table["faithfulness"].to_numpy()
@@ -525,10 +536,11 @@ def _shares(sizes: Any) -> list[float]:
 
 
 def _compare(edges: Any, pairs: Pairs) -> None:
-    """Check that a table of edges fits the model and the pairs of a circuit. Edges in other forms pass unchecked.
+    """Raise or warn if a table of edges does not fit the model and the pairs of a circuit.
 
-    Raises ValueError for a table of other weights, or with effects at positions. Warns if its effects are of another
-    task, measure or replacement, and if it was made on some of the same pairs.
+    `edges` in another form than a table pass unchecked. Raises ValueError for a table of other weights, or with effects
+    at positions. Warns if its effects are of another task, measure or replacement, and if it was made on some of the
+    same pairs.
     """
     if not isinstance(edges, pd.DataFrame):
         return

@@ -164,8 +164,9 @@ def _products(
 ) -> Float64[Tensor, "rows receivers senders"]:
     """Return the inner product of each receiver's gradient with each sender's write, summed over positions.
 
-    `receivers` are indices into `Graph.receivers`, `gradients` the gradients in their streams, `removed` the writes of
-    the senders. Where no edge leads from sender to receiver, the product is 0.
+    `graph` has senders and receivers, `receivers` are indices into `Graph.receivers`, `gradients` the gradients in
+    their streams, `removed` the writes of the senders, for equal rows and positions. Where no edge leads from sender to
+    receiver, the product is 0.
     """
     n_before = [graph.n_before(graph.receivers[place]) for place in receivers]
     products = torch.zeros(gradients.shape[1], len(receivers), len(graph.senders), dtype=torch.float64)
@@ -177,7 +178,7 @@ def _products(
 
 
 def _by_unit(of_pairs: Float64[Tensor, "batch *shape"], place: Int[Tensor, "batch"], n: int) -> Tensor:
-    """Return the sum of values of pairs within each of n units (groups of pairs).
+    """Return the sum of values of pairs within each of n units (groups of pairs), as a tensor [n, *shape].
 
     `of_pairs` are the values, `place` the number of the unit of each pair.
     """
@@ -206,9 +207,9 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
 
 
 def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return the logits of the clean prompts of a batch of pairs, in float32.
+    """Run the clean prompts of a batch of pairs, and return their logits in float32.
 
-    Only the positions that the metric reads are returned.
+    `batch` is a slice of pairs. Only the positions that the metric reads are returned.
     """
     sequences = pairs.sequences
     return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()
@@ -256,15 +257,19 @@ class _Reading:
     gradient: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
-        """Run a batch of pairs and return the logits at the positions that the metric reads."""
+        """Run a batch of pairs with this object's hooks, and return the logits at the positions that the metric reads.
+
+        `batch` is a slice of pairs. The hooks fill `read`, `z` and `passed`.
+        """
         sequences, view = self.pairs.sequences, self.pairs.view
         with view.hooks_on(self._hooks()):
             return logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch))
 
     def run(self, batch: slice, of_logits: Tensor | None) -> None:
-        """Run a batch of pairs forward and backward, and set `gradient`. Return None.
+        """Run a batch of pairs forward and backward, and set `read`, `z`, `passed` and `gradient` of this object.
 
-        `of_logits` is the gradient of the metric in the logits; None computes it from the metric.
+        `batch` is a slice of pairs. `of_logits` is the gradient of the metric in the logits; None computes it from the
+        metric.
         """
         with torch.enable_grad():
             logits = self.logits(batch)
@@ -276,10 +281,10 @@ class _Reading:
         self.gradient = dict(zip(nodes, gradients, strict=True))
 
     def of_windows(self, held: HeldWrites) -> Iterator[tuple[Sequence[int], Float[Tensor, "receivers batch late d"]]]:
-        """Yield indices of receivers and the gradients in the streams that they read, for a few layers at a time.
+        """Yield pairs (indices of receivers, gradients in the streams that they read), for a few layers at a time.
 
-        Gradients are at the last positions, as many as the writes `held` have. Several layers come together if they fit
-        into memory.
+        Gradients are at the last positions of the prompts, as many as the writes `held` have. Several layers come
+        together if they fit into memory. `run` must have been called.
         """
         graph, inputs = self.pairs.graph, sorted(self.read)
         kinds = dict.fromkeys(graph.receiver_inputs[place][0] for place in inputs)
@@ -300,9 +305,10 @@ class _Reading:
             waiting = waiting[len(some) :]
 
     def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
-        """Yield for each kind in `anew` the indices of its receivers, the layer's attention, and the gradient in it.
+        """Yield for each kind in `anew` the slice of its receivers, the layer's attention, and the gradient there.
 
-        A kind that the metric does not depend on is left out.
+        The attention is a `ReceiverLayer`, in which queries or keys can be changed. A kind that the metric does not
+        depend on is left out. Raises ScoreMismatch if the attention of the run cannot be computed again.
         """
         view = self.pairs.view
         for kind in self.anew:
@@ -314,7 +320,7 @@ class _Reading:
                 yield self.pairs.graph.kinds[kind], attention, of_attention
 
     def _hooks(self) -> list[Hook]:
-        """Return the `fwd_hooks` list that sets the input of this run and keeps its activations."""
+        """Return the `fwd_hooks` list that sets the input of this run and fills `read`, `z` and `passed`."""
         view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
         every = enumerate(self.pairs.graph.receiver_inputs)
         inputs = [(place, read) for place, (kind, read) in every if not self._is_anew(kind, read)]
@@ -329,18 +335,21 @@ class _Reading:
         ]
 
     def _is_anew(self, kind: Any, read: ReceiverInput) -> bool:
-        """Return True if the input `read` goes into attention that is computed again.
+        """Return True if the input `read` goes into attention that is computed again (a kind in `anew`).
 
         The gate of gated attention does not. `kind` is (layer, input) of the receivers.
         """
         return kind in self.anew and isinstance(read.reads, LayerReads) and read.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
-        """Return the embedding `x` minus `removed`, as a tensor that records gradients."""
+        """Return the embedding `x` minus `removed`, as a tensor that records gradients. `hook` is not used."""
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
     def _keep(self, kept: dict[int, Tensor], place: int, activation: Tensor, hook: Any) -> Tensor:
-        """Store an activation in `kept` under the number `place`, and return it, so that its gradient can be taken."""
+        """Store a view of the activation in the dict `kept` under the number `place`, and return this view.
+
+        The model then computes with the view, so that the gradient in it can be taken. `hook` is not used.
+        """
         # A view is a new node of the graph. Otherwise the gradient would include other readers of the same stream.
         kept[place] = activation.view_as(activation)
         return kept[place]

@@ -28,9 +28,9 @@ from tlspectral.tables.schema import require
 class Graph:
     """Senders and receivers of a model in the order of a forward pass; an edge leads from a sender to a receiver.
 
-    A sender writes to the residual stream: embedding, head, mixer or MLP. A receiver reads it: queries, keys or values
-    of heads, an MLP, the logits. A mask over edges is a boolean array with a row per receiver and a column per sender,
-    in the order of `receivers` and `senders`.
+    `view` is the model. A sender writes to the residual stream: embedding, head, mixer or MLP. A receiver reads it:
+    queries, keys or values of heads, an MLP, the logits. A mask over edges is a boolean array with a row per receiver
+    and a column per sender, in the order of `receivers` and `senders`.
     """
 
     view: AttentionView
@@ -109,15 +109,16 @@ class Graph:
 
     @cached_property
     def receiver_inputs(self) -> list[tuple[tuple[int, str], ReceiverInput]]:
-        """List of pairs ((layer, input), `ReceiverInput`): how these receivers read the stream at one hook point.
+        """List of pairs ((layer, input), `ReceiverInput`), in the order of a forward pass.
 
-        Gated attention has two entries for queries.
+        A `ReceiverInput` says how the receivers of one kind ("q", "k", "v", "mlp" or "logits") in a layer read the
+        stream at one hook point. Gated attention has two entries for queries.
         """
         return [(kind, read) for kind in self.kinds for read in receiver_inputs(self.view, *kind)]
 
     @cached_property
     def writes(self) -> list[HeadWrites | None]:
-        """List with the maps from z to the stream of the heads of each layer; None for a layer without heads.
+        """List with a `HeadWrites` per layer, the maps from z to the stream; None for a layer without heads.
 
         The maps are in float32 or wider. z is the heads' output before W_O.
         """
@@ -149,7 +150,7 @@ class Graph:
         return np.arange(len(self.senders)) < before[:, None]
 
     def kept(self, edges: Any) -> Bool[np.ndarray, "receivers senders"]:
-        """Return a mask with True for the given edges and False for all others.
+        """Return a new mask with True for the given edges and False for all others.
 
         `edges` is a table with columns `sender` and `receiver`, or a list of pairs of names. Raises ValueError for
         anything else, BadHead if the model does not have an edge.
@@ -182,7 +183,7 @@ class Graph:
         return np.array(rows, dtype=int), np.array(places, dtype=int)
 
     def _sender_name(self, given: str) -> str:
-        """Return a sender's name as tables write it, such as "L1H0" for the user's "1.0".
+        """Return the name of the sender `given` as tables write it, such as "L1H0" for the user's "1.0".
 
         Raises BadHead for a sender that the model does not have.
         """

@@ -57,7 +57,7 @@ class Pairs:
 
     @property
     def view(self) -> AttentionView:
-        """Return the model."""
+        """The model on which the pairs are run."""
         return self.graph.view
 
     @property
@@ -81,23 +81,28 @@ class Pairs:
     def in_batches(self, run: Callable[[slice], _Found], *, backward: bool = False) -> Iterator[_Found]:
         """Yield the result of `run` for each batch of pairs; `run` gets the batch as a slice of pair numbers.
 
-        `backward`: `run` makes a backward pass over all layers, so batches are small enough for its stored scores.
+        `backward`: True if `run` makes a backward pass over all layers; batches are then small enough for its stored
+        scores.
         """
         n, width = self.sequences.tokens.shape
         most = rows_of_scores(self.view, width, backward=True) if backward else n
         return in_batches(n, max(1, min(self.rows_at_once, most)), run)
 
     def differences(self, batch: slice) -> HeldWrites:
-        """Return each sender's write on the clean prompts of a batch minus its write on the counterfactual prompts."""
+        """Run both prompts of a batch of pairs; return each sender's clean write minus its counterfactual write.
+
+        `batch` is a slice of pairs.
+        """
         clean = written_by(self.graph, self.sequences.tokens[batch])
         clean.less(written_by(self.graph, self.other.tokens[batch]))
         return clean
 
     def circuit_values(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
-        """Return the metric of each pair in each circuit. A circuit is a mask, True for kept edges.
+        """Run every circuit on every pair and return the metric of each pair in each circuit.
 
-        Each circuit takes one forward pass of the clean prompts, and all circuits together one of the counterfactual
-        prompts. Several circuits run as one batch, which changes numbers only by rounding.
+        A circuit is a mask [receivers, senders], True for kept edges. Each circuit takes one forward pass of the clean
+        prompts, and all circuits together one of the counterfactual prompts. Several circuits run as one batch, which
+        changes numbers only by rounding.
         """
         values, kept = MetricValues(self.sequences, len(circuits)), np.stack([*circuits])
         with bar(len(self.sequences.tokens) * len(circuits), "circuits", "run of a pair") as shown:
@@ -123,7 +128,7 @@ class Pairs:
         return values.result().numpy()
 
     def plain_values(self) -> Float64[np.ndarray, "sides pairs"]:
-        """Return the metric of each pair without any cut: row 0 on the clean, row 1 on the counterfactual prompts."""
+        """Run all prompts without any cut; return the metric of each pair: row 0 clean, row 1 counterfactual."""
         swapped = replace(self.sequences, tokens=self.other.tokens)
         return np.stack([metric_value_of(self.view, side).per_sequence for side in (self.sequences, swapped)])
 
@@ -205,7 +210,10 @@ class Stream:
     window: Window | None = None
 
     def hooks(self) -> list[Hook]:
-        """Return the `fwd_hooks` list that stores each sender's write and edits the streams of receivers."""
+        """Return the `fwd_hooks` list that stores each sender's write in `written` and edits the streams of receivers.
+
+        Without `cut` nothing is edited.
+        """
         view, place = self.graph.view, self.graph.sender_index
         hooks: list[Hook] = [(view.hook_names(0)["residual"], partial(self._note, 0))]
         for layer, writes in enumerate(self.graph.writes):
@@ -225,15 +233,21 @@ class Stream:
         return hooks
 
     def _note(self, sender: int, written: Float[Tensor, "batch pos d_model"], hook: Any = None) -> None:
-        """Store the write of the sender with this index."""
+        """Store the write of the sender with this index in `written`. `hook` is not used."""
         self.written.note(sender, widened(written), self.then)
 
     def _note_heads(self, layer: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
-        """Store the z (output before W_O) of the heads of a layer."""
+        """Store the z (output before W_O) of the heads of a layer in `written`.
+
+        `writes` are the maps from z to the stream; `hook` is not used.
+        """
         self.written.note_heads(layer, z_of(z, writes.w_o), self.then)
 
     def _note_mixer(self, layer: int, behind: Literal["residual_after", "middle"], x: Tensor, hook: Any) -> None:
-        """Store the write of a layer's mixer: the stream `x` at the hook point `behind`, minus its other terms."""
+        """Store the write of a layer's mixer in `written`: the stream `x` behind it, minus the stream's other terms.
+
+        `behind` is the short name of the hook point of `x`; `hook` is not used.
+        """
         view = self.graph.view
         captured = {**self.held, view.hook_names(layer)[behind]: x}
         self._note(self.graph.sender_index[f"L{layer}MIX"], mixed(view, layer, captured, widened, behind))
@@ -248,7 +262,7 @@ class Stream:
         return [place for place in every if self.acting is None or self.acting[place]]
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
-        """Return a list with the tensors to subtract from the streams of the receivers of a kind, (layer, input)."""
+        """Return a list with one `Cut`: what to subtract from the streams of receivers of a kind, (layer, input)."""
         places, first = self._places(kind), self.graph.kinds[kind].start
         if self.window is None or places[0] not in self.window.receivers:
             assert self.cut is not None
@@ -261,7 +275,10 @@ class Stream:
 
 @torch.no_grad()
 def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> HeldWrites:
-    """Run the model once on these token ids and return the writes of all senders (heads, MLPs, mixers, embedding)."""
+    """Run the model once on these token ids and return the writes of all senders (heads, MLPs, mixers, embedding).
+
+    `graph` has the model and its senders.
+    """
     stream = Stream(graph, HeldWrites(graph))
     run_with(stream, tokens, slice(-1, None))
     return stream.written
@@ -277,7 +294,9 @@ def cut_logits(
     *,
     whole: bool = False,
 ) -> Float[Tensor, "circuits batch predicted d_vocab"]:
-    """Return the logits of the clean prompts in each circuit.
+    """Run the clean prompts in each circuit, and return the logits at the positions `predicted`.
+
+    Edges that a circuit does not keep carry the sender's write on the counterfactual prompt.
 
     Args:
         graph: senders and receivers.
@@ -298,7 +317,11 @@ def cut_logits(
 
 
 def run_with(stream: Stream, tokens: Tensor, predicted: Positions) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Run the model with the hooks of a `Stream` and return the logits at the positions `predicted`."""
+    """Run the model with the hooks of a `Stream` and return the logits at the positions `predicted`.
+
+    `tokens` are the token ids; with cut edges one copy of the prompts for each circuit. The writes are then in
+    `stream.written`.
+    """
     view = stream.graph.view
     with view.hooks_on(stream.hooks()):
         return logits_at(view, tokens, predicted)

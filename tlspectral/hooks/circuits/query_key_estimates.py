@@ -45,12 +45,12 @@ def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
 
 
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
-    """Return the attention of layer `index` in a run, in a form in which queries or keys can be changed.
+    """Return the attention of layer `index` in a run as a `ReceiverLayer`, in which queries or keys can be changed.
 
-    `what` is "q" or "k". `captured` has the activations at the layer's attention hook points, by hook name. Raises
-    ScoreMismatch if the attention of the run does not follow from its queries and keys (learned sinks, hooks that edit
-    scores), ValueError for prompts longer than the layer's score scale allows, UnsupportedArchitecture for a layer that
-    cannot be read.
+    `view` is the model. `what` is the input that can be changed, "q" or "k". `captured` has the activations at the
+    layer's attention hook points, by hook name. Raises ScoreMismatch if the attention of the run does not follow from
+    its queries and keys (learned sinks, hooks that edit scores), ValueError for prompts longer than the layer's score
+    scale allows, UnsupportedArchitecture for a layer that cannot be read.
     """
     layer = receiver_layer(view, captured, index, what, widened)
     rows = torch.arange(layer.query.shape[1], device=layer.query.device).expand(len(layer.query), -1)
@@ -67,8 +67,8 @@ def gradient_of_attention(
 ) -> Float[Tensor, "batch heads pos pos"]:
     """Return the gradient of the metric in the attention weights of a layer: of_z_i . v_j for query i and key j.
 
-    z is the heads' output before W_O in the run, `of_z` the gradient there, `values` the value vectors v. Raises
-    ScoreMismatch if z is not attention times values (a hook edits it).
+    `layer` is the attention of the run. z is the heads' output before W_O in the run, `of_z` the gradient there,
+    `values` the value vectors v. Raises ScoreMismatch if z is not attention times values (a hook edits it).
     """
     # Computed from z because a bridge may show its attention without using edits of it.
     by_head, of_z = (widened(side).reshape(*side.shape[:2], layer.query.shape[2], -1) for side in (z, of_z))

@@ -27,8 +27,8 @@ UnitTerms = Float64[np.ndarray, "units edges"]
 def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float64[np.ndarray, "edges"]:
     """Return the standard error of each edge's estimate over units (pairs, or blocks of pairs); NaN for one unit.
 
-    `terms` has the share of each unit in the estimate, which is their sum. `sizes` has the number of pairs in each
-    unit.
+    `terms` [units, edges] has the share of each unit in the estimate, which is their sum. `sizes` has the number of
+    pairs in each unit.
     """
     # The same formula as `tasks.metric_value.standard_error`.
     n_units = len(terms)
@@ -41,8 +41,8 @@ def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float6
 def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "edges"]:
     """Return for each edge the share of bootstrap samples in which it is among the n edges of largest |estimate|.
 
-    1,000 samples are drawn over units (pairs or blocks of pairs). `terms` has the share of each unit in the estimates.
-    An estimate of 0 is never chosen. NaN for one unit.
+    1,000 samples are drawn over units (pairs or blocks of pairs), with `seed`. `terms` [units, edges] has the share of
+    each unit in the estimates. An estimate of 0 is never chosen. NaN for one unit.
     """
     n_units, n_edges = terms.shape
     if n_units < 2:
@@ -57,11 +57,11 @@ def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "
 def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
     """Return how far two disjoint parts of the pairs choose the same n largest edges, as a dict of four attrs.
 
-    `terms` has the share of each unit (pair, or block of pairs) in the estimate of each edge. `overlap_half` and
-    `overlap_quarter` are the mean Jaccard index of the edges that two halves, or two quarters, of the units choose.
-    `overlap_extrapolated` is the index for two samples as large as this one, by a power law in the number of units.
-    `units_extrapolated` is the number of units for an index of .9. A value is None for too few units, if halves do not
-    agree better than quarters, or for more than a million units.
+    `terms` [units, edges] has the share of each unit (pair, or block of pairs) in the estimate of each edge; `seed`
+    draws the parts. `overlap_half` and `overlap_quarter` are the mean Jaccard index of the edges that two halves, or
+    two quarters, of the units choose. `overlap_extrapolated` is the index for two samples as large as this one, by a
+    power law in the number of units. `units_extrapolated` is the number of units for an index of .9. A value is None
+    for too few units, if halves do not agree better than quarters, or for more than a million units.
     """
     rng, n_units = np.random.default_rng(seed), len(terms)
     attrs: dict[str, Any] = {}
@@ -82,7 +82,8 @@ def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
 def _overlap(terms: UnitTerms, n: int, size: int, rng: np.random.Generator) -> float:
     """Return the mean Jaccard index of the n largest edges in two disjoint random parts with `size` units each.
 
-    `terms` has the share of each unit (pair, or block of pairs) in the estimates. The mean is over 100 random splits.
+    `terms` [units, edges] has the share of each unit (pair, or block of pairs) in the estimates. The mean is over 100
+    random splits, drawn with `rng`.
     """
     shares = []
     for _ in range(SPLITS):

@@ -36,8 +36,8 @@ class ReceiverInput:
 
     Attributes:
         layer: index of the layer; for logits the last layer.
-        what: "q", "k", "v", "mlp" or "logits".
-        names: from short names to the layer's hook points.
+        what: kind of the receivers: "q", "k", "v", "mlp" or "logits".
+        names: dict from short names ("query", "residual", ...) to the full names of the layer's hook points.
         reads: norm and weights between the stream and the hook point; None for logits.
     """
 
@@ -48,7 +48,7 @@ class ReceiverInput:
 
     @property
     def point(self) -> str:
-        """Name of the hook point whose activation the receivers read."""
+        """Full name of the hook point whose activation the receivers read."""
         if isinstance(self.reads, MlpReads):
             return self.reads.point
         return self.names["residual_after" if self.reads is None else self.reads.point]
@@ -59,9 +59,11 @@ class ReceiverInput:
         return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
 
     def hooks(self, cuts: Callable[[], list[Cut]]) -> list[Hook]:
-        """Return hooks that subtract writes from the stream that the receivers read. `cuts` returns these as `Cut`s.
+        """Return hooks that subtract writes from the stream that the receivers read, as pairs (hook point, hook).
 
-        `cuts` is called while the model runs.
+        `cuts` is a function without arguments that returns the writes as `Cut`s; it is called while the model runs. The
+        hooks replace the receivers' activation (queries, keys, values, MLP input) by one computed from the changed
+        stream; the stream itself stays.
         """
         held: dict[str, Tensor] = {}
 
@@ -93,7 +95,7 @@ class ReceiverInput:
         """Return the gradient in the residual stream of each receiver, from the gradient at the receivers' hook point.
 
         `of_read` is the gradient at the hook point. `passed`: activations of the run at the hook points of `streams`,
-        by name.
+        by full name.
         """
         if self.reads is None:
             return of_read[None]
@@ -112,8 +114,8 @@ class ReceiverInput:
 def receiver_inputs(view: AttentionView, layer: int, what: Any) -> list[ReceiverInput]:
     """Return a `ReceiverInput` for each hook point at which receivers of one kind in a layer read the stream.
 
-    `what` is the kind: "q", "k", "v", "mlp" or "logits". Gated attention has two hook points for "q". Raises
-    UnsupportedArchitecture if the layer or its MLP cannot be read.
+    `view` is the model. `what` is the kind: "q", "k", "v", "mlp" or "logits". Gated attention has two hook points for
+    "q". Raises UnsupportedArchitecture if the layer or its MLP cannot be read.
     """
     layer = min(layer, view.n_layers - 1)
     if what in INPUT_POINTS:
@@ -132,7 +134,7 @@ def without(
     """Return a copy of the queries, keys or values `captured` as heads compute them after some writes are subtracted.
 
     `x` is the residual stream, `reads` the norm and weights between it and `captured`, `cuts` the writes to subtract.
-    Entries of receivers that no cut names stay equal to the bit.
+    `captured` and `x` are not changed. Entries of receivers that no cut names stay equal to the bit.
     """
     edited = captured.clone(memory_format=torch.contiguous_format)
     by_head = rearrange(  # some models repeat keys and values, one per query head

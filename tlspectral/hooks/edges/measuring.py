@@ -52,7 +52,11 @@ class Edge(NamedTuple):
 
     @property
     def names(self) -> dict[str, Any]:
-        """Dict with the columns of the table that name the edge: `sender, layer, head, receiver, ...`."""
+        """Dict with the columns of the table that name the edge.
+
+        Keys: `sender, layer, head` (of the sender), `receiver, receiver_layer, receiver_head, input` ("q", "k", "v",
+        "mlp" or "logits"), `reached` (heads that the edit changes) and, for an edge at one position, `position`.
+        """
         sender, receiver = self.sender, self.end.receiver
         return {
             "sender": sender.name,
@@ -70,10 +74,10 @@ class Edge(NamedTuple):
 def edges_between(
     view: AttentionView, senders: list[Sender], ends: list[Reached], *, each_head: bool, places: list[str | None]
 ) -> list[Edge]:
-    """Return the edges from each sender to each later receiver in `ends`, at each position in `places`.
+    """Return a list of the edges from each sender to each later receiver in `ends`, at each position in `places`.
 
-    `each_head`: one edge per head that the user named; otherwise one edge for all heads of the receiver. `places`:
-    names of positions at which edges are cut; [None] cuts at all positions together.
+    `view` is the model. `each_head`: True makes one edge per head that the user named; False one edge for all heads of
+    the receiver. `places`: names of positions at which edges are cut; [None] cuts at all positions together.
     """
     edges = []
     for end in ends:
@@ -107,7 +111,8 @@ class Prepared:
     def removed(self, edge: Edge, draw: int) -> Float[Tensor, "sequences pos d_model"]:
         """Return the write to subtract to cut an edge: the sender's own write (draw -1), or a random control.
 
-        Controls are numbered draw 0, 1, ... The write is 0 outside the edge's position, if it has one.
+        It is the write minus its replacement, such as the write on the counterfactual prompt. Controls are numbered
+        draw 0, 1, ... The tensor is 0 outside the edge's position, if it has one.
         """
         removed = self.run.removed(edge.sender, draw)
         if edge.place is None:
@@ -118,20 +123,25 @@ class Prepared:
 
 @dataclass(frozen=True)
 class QueryKeyPairs:
-    """Pairs of positions whose attention is measured: the i-th query of a sequence and the i-th key."""
+    """Pairs of positions whose attention is measured: the i-th query of a sequence and the i-th key.
+
+    Attributes:
+        queries, keys: positions of the queries and of the keys in each sequence, counted from 0.
+    """
 
     queries: Int[Tensor, "sequences pairs"]
     keys: Int[Tensor, "sequences pairs"]
 
     def on(self, device: torch.device) -> "QueryKeyPairs":
-        """Return the same pairs, moved to a device."""
+        """Return the same pairs, copied to a device. This object stays where it is."""
         return QueryKeyPairs(self.queries.to(device), self.keys.to(device))
 
 
 def by_kind(edges: list[Edge], rows: Iterable[int]) -> dict[tuple[int, str], list[int]]:
     """Group edges by layer and input of their receiver.
 
-    Return a sorted dict from (layer, input) to indices into `edges`. `rows` are the indices to group.
+    Return a dict from (layer, input) to indices into `edges`, sorted by its keys; an input is "q", "k", "v", "mlp" or
+    "logits". `rows` are the indices to group.
     """
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row in rows:
@@ -148,10 +158,13 @@ def edge_columns(
     pairs: QueryKeyPairs | None,
     prepared: Prepared,
 ) -> pd.DataFrame:
-    """Cut each edge and return a DataFrame with a row per edge: `attention, delta, delta_se, ...`.
+    """Cut each edge and return a DataFrame with a row per edge, in the order of `edges`.
 
-    All edges of a receiver must be given together. `draws`: random control writes per edge. `pairs`: queries and keys
-    whose attention is measured; None: the effect is measured on the task. `prepared`: runs of the intact model.
+    Columns: `attention` (NaN on a task), `delta, delta_se`, with draws also the comparison with controls
+    (`control_delta`, ..., `pvalue, pvalue_floor`), and `k_composition` unless replaced by counterfactual writes. All
+    edges of a receiver must be given together. `sequences` are the prompts with the metric, `draws` the number of
+    random control writes per edge. `pairs`: queries and keys whose attention is measured; None: the effect is measured
+    on the task. `prepared`: runs of the intact model.
     """
     kinds, attention = by_kind(edges, range(len(edges))), np.full(len(edges), np.nan)
     if pairs is None:
@@ -193,7 +206,8 @@ def edge_columns(
 def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepared: Prepared) -> Deltas:
     """Return the metric with each edge cut minus the intact metric, [edges, 1 + draws, sequences].
 
-    On axis 1, entry 0 is the edge itself and the others are its random controls.
+    On axis 1, entry 0 is the edge itself and the others are its random controls. `sequences` are the prompts with the
+    metric, `prepared` the runs of the intact model.
     """
     assert prepared.intact is not None
     intact, values = prepared.intact
@@ -219,7 +233,7 @@ def _cutting(
     """Return hooks that cut the edges `cut[chunk]` on the sequences `batch`, each edge on its own copy of the batch.
 
     `reading` says how the receivers of these edges read the stream. An entry of `cut` is (edge, draw): draw -1
-    subtracts the sender's write, 0, 1, ... a random control.
+    subtracts the sender's write, 0, 1, ... a random control. `prepared` has the writes; `chunk` and `batch` are slices.
     """
     cuts: list[Cut] = []
     for edge, draw in cut[chunk]:
@@ -235,8 +249,9 @@ def _attention_deltas(
 ) -> tuple[Float64[np.ndarray, "edges"], Deltas]:
     """Return the intact attention of each edge's head, mean over sequences, and its change when the edge is cut.
 
-    `pairs` are the queries and keys. The change is [edges, 1 + draws, sequences]: entry 0 of axis 1 is the edge itself,
-    the others are random controls. All edges end in one layer and one input.
+    `pairs` are the queries and keys, `prepared` the run of the intact model. The change is [edges, 1 + draws,
+    sequences]: entry 0 of axis 1 is the edge itself, the others are random controls. All edges end in one layer and one
+    input.
     """
     first_receiver = edges[0].end.receiver
     view, captured = prepared.run.view, prepared.run.captured
@@ -264,7 +279,7 @@ def _composition(edges: list[Edge], layer: int, what: Any, prepared: Prepared) -
     """Return for each edge the composition score of its sender with the receiver's heads, mean over heads.
 
     The score is computed from weights. NaN for senders that are not heads. `layer` and `what` are layer and input ("q",
-    "k" or "v") of the receivers.
+    "k" or "v") of the receivers, `prepared` has the model.
     """
     heads_of_edges = [list(edge.end.asked) if prepared.intact is not None else [edge.head] for edge in edges]
     all_heads = sorted({head for heads in heads_of_edges for head in heads})
@@ -311,7 +326,8 @@ class ReceiverLayer:
     ) -> Float[Tensor, "senders sequences rows heads d_head"]:
         """Return the change of queries or keys when the write of each sender is subtracted from the stream.
 
-        `removed` are the writes. Queries change at the queries of `pairs`, keys at all positions.
+        `removed` are the writes. Queries change at the queries of `pairs` (then `rows` are these), keys at all
+        positions. The run in this object stays as it is.
         """
         x = self.residual
         if self.what == "q":
@@ -341,14 +357,19 @@ class ReceiverLayer:
     ) -> Float[Tensor, "*copies sequences rows pos"]:
         """Return the head's attention of the queries at positions `rows` to all keys.
 
-        `change` is added to the queries at these positions, or to keys at all positions; None: the intact run.
+        `change` is added to the queries at these positions if `what` is "q", else to keys at all positions; None: the
+        intact run.
         """
         return self._scores(head, rows, change).softmax(-1)
 
     def _scores(
         self, head: int, rows: Int[Tensor, "sequences rows"], change: Tensor | None = None
     ) -> Float[Tensor, "*copies sequences rows pos"]:
-        """Return the head's scaled scores of the queries `rows`, -inf where masked; `change` as in `weights`."""
+        """Return the head's scaled scores of the queries at positions `rows` with all keys, -inf where masked.
+
+        `change` is added to the queries at these positions if `what` is "q", else to keys at all positions; None: the
+        intact run.
+        """
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         queries = self.query.gather(1, rows[..., None, None].expand(-1, -1, *self.query.shape[2:]))
         scores = HeadScores.of_rows(
@@ -371,10 +392,10 @@ def receiver_layer(
 ) -> ReceiverLayer:
     """Return the `ReceiverLayer` of layer `index` from the activations of a run; cuts change its input `what`.
 
-    `captured`: activations by hook name, at the hook points of the layer's attention. `cast`: function that converts
-    activations to the dtype to compute in. Raises ValueError if the sequences are longer than the layer's score scale
-    allows, ScoreMismatch if the rotary tables do not follow from the layer's frequencies, UnsupportedArchitecture if
-    the layer cannot be read.
+    `view` is the model, `captured` the activations by hook name: stream, queries, keys, rotary cos and sin, scores and
+    pattern of the layer. `cast`: function that converts activations to the dtype to compute in. Raises ValueError if
+    the sequences are longer than the layer's score scale allows, ScoreMismatch if the rotary tables do not follow from
+    the layer's frequencies, UnsupportedArchitecture if the layer cannot be read.
     """
     names, raw = view.hook_names(index), view.raw(index)
     residual, pattern = (captured[names[point]] for point in ("residual", "pattern"))

@@ -42,8 +42,9 @@ class Reached:
 def reached(view: AttentionView, receivers: Receivers) -> list[Reached]:
     """Return the receivers that a user named, in any form, without duplicates, sorted by layer, input and head.
 
-    An entry has the receiver as tables name it, the heads that the user named and the heads that an edit changes.
-    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture if its layer uses its keys as values.
+    `view` is the model. An entry has the receiver as tables name it, the heads that the user named and the heads that
+    an edit changes. Raises BadHead for a receiver that does not exist, UnsupportedArchitecture if its layer uses its
+    keys as values.
     """
     asked: dict[Receiver, set[int]] = {}
     for named in _receivers_in(view, receivers):
@@ -109,7 +110,10 @@ def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]
 
 
 def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
-    """Return the query heads whose input changes with an edit of the receiver; none for MLPs and logits."""
+    """Return the query heads whose input changes with an edit of the receiver; an empty tuple for MLPs and logits.
+
+    `view` is the model.
+    """
     if receiver.head < 0:
         return ()
     raw = view.raw(receiver.layer)
@@ -123,7 +127,7 @@ def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
 def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> None:
     """Raise ValueError if a receiver reads before a sender writes, BadHead if a receiver is an MLP or the logits.
 
-    `senders`: dict from layer to heads.
+    `senders`: dict from layer to the heads that write.
     """
     if not senders or not receivers:
         return
@@ -142,7 +146,10 @@ def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> Non
 
 
 def warn_of_other_heads(receivers: list[Reached]) -> None:
-    """Warn once per layer and input if an edit of these receivers also changes heads that the user did not name."""
+    """Warn once per layer and input if an edit of these receivers also changes heads that the user did not name.
+
+    The message names these heads, and the receivers to name instead.
+    """
     of_layer: dict[tuple[int, str], list[Reached]] = {}
     for end in receivers:
         of_layer.setdefault((end.receiver.layer, end.receiver.input), []).append(end)

@@ -41,7 +41,10 @@ class EdgeRun:
     removed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     def forget(self, activation: Any, hook: Any) -> None:
-        """Drop the stored tensors of this thread. It is a hook at the start of a run and after its last receiver."""
+        """Drop the stored tensors of this thread. It is a hook at the start of a run and after its last receiver.
+
+        The activation is not changed; `activation` and `hook` are not used.
+        """
         self.removed.pop(get_ident(), None)
 
     def take(self, layer: int, removed: Float[Tensor, "batch pos d_model"]) -> None:
@@ -49,9 +52,10 @@ class EdgeRun:
         self.removed.setdefault(get_ident(), {})[layer] = removed
 
     def total(self, layer: int, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return the sum of the tensors of all senders, to subtract from the stream `x` at the layer of a receiver.
+        """Return the sum of the stored tensors of all senders, to subtract from the stream `x` at a receiver.
 
-        Raises EditNotHonored if a sender's layer did not run.
+        `layer` is the receiver's layer, for messages; `x` is not changed. Raises EditNotHonored if a sender's layer did
+        not run.
         """
         removed = self.removed.get(get_ident(), {})
         missing = [sender for sender in self.senders if sender not in removed]
@@ -91,7 +95,10 @@ class EdgeSender:
         ]
 
     def _measure(self, z: Tensor, hook: Any) -> None:
-        """Store in `run` the tensor that removing the part subtracts from the stream, and keep the write."""
+        """Store in `run` the tensor that removing the part subtracts from the stream; `z` is not changed.
+
+        It also keeps the sum of all heads' writes, for `_compare_written`. `hook` is not used.
+        """
         ablation, layer = self.ablation, self.ablation.layer.layer
         writes = head_writes(ablation.view, layer, widened)
         z = z_of(z, writes.w_o)
@@ -103,7 +110,10 @@ class EdgeSender:
 
     @torch.no_grad()
     def _compare_written(self, attention: Tensor, hook: Any) -> None:
-        """Raise EditNotHonored if the output of attention is not the sum of the heads' writes and the biases."""
+        """Raise EditNotHonored if the output of attention is not the sum of the heads' writes and the biases.
+
+        `attention` is the activation at the hook point of this output; it is not changed.
+        """
         written = self.ablation.taken("written")
         attention = attention * self.ablation.view.attention_factor(self.ablation.layer.layer)
         require_close(
@@ -177,7 +187,12 @@ class EdgeReceiver(HeadCapture):
         )
 
     def _edit(self, captured: Float[Tensor, "batch pos *width"], hook: Any) -> Tensor:
-        """Return queries, keys or values computed again from the stream without the senders' tensors."""
+        """Return a copy of `captured` (queries, keys or values) as the receivers read it without the senders' part.
+
+        It is computed from the stream minus the senders' tensors; only the receivers' entries change. `hook` is the
+        hook point. Raises EditNotHonored if another open block edits one of the receivers, if a sender's layer did not
+        run, or if `captured` does not follow from the stream.
+        """
         refuse_open_receivers([hook], self.what, self.heads, of=self)
         # An activation of a model spread over several devices moves inside a layer.
         x = widened(self.taken("residual")).to(captured.device)
@@ -192,8 +207,8 @@ class EdgeReceiver(HeadCapture):
 def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], of: EdgeReceiver | None = None) -> None:
     """Raise EditNotHonored if another open `ablate(..., into=)` block edits one of these receivers.
 
-    `points`: hook points of the layer, as modules. `what`, `heads`: input ("q", "k", "v") and indices of the receivers.
-    `of`: the hooks whose own block is not counted; None: all blocks count.
+    `points`: hook points of the layer, as modules; None entries are skipped. `what`, `heads`: input ("q", "k", "v") and
+    indices of the receivers. `of`: the hooks whose own block is not counted; None: all blocks count.
     """
     for point in points:
         for handle in getattr(point, "fwd_hooks", ()):

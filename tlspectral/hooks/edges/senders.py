@@ -57,9 +57,9 @@ _KEPT = {"head": ("z",), "mlp": ("mlp_out",), "mix": ("residual", "residual_afte
 def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender]:
     """Return the senders that a user named, as `Sender`s without duplicates, sorted by layer.
 
-    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "L2MIX". "heads",
-    "mlps" and "mixers" stand for all of their kind in the layers 0 to `below` - 1. Raises BadHead for a sender that the
-    model does not have.
+    `senders`: None for all heads; heads in any form; a table with a column `sender`; or a list of heads and of
+    "embedding", "L3MLP", "L2MIX". "heads", "mlps" and "mixers" stand for all of their kind in the layers 0 to `below` -
+    1. Raises BadHead for a sender that the model does not have.
     """
     if senders is None:
         return list(_heads(view, below))
@@ -120,11 +120,13 @@ class CachedRun:
         view: the model.
         sequences: the tokens of the run.
         senders: all senders (heads, MLPs, mixers, embedding) whose writes can be computed.
-        captured: from hook point to activation.
+        captured: from hook point to activation: z of heads, outputs of MLPs, the stream around mixers and the
+            embedding; stream, queries, keys and attention of layers with receivers, if these are read.
         replace: what replaces a removed write: "zero", its "mean", or "resample" or "counterfactual" for its write in
             another run.
         other: activations of this other run, or None.
         seed: seed of random control writes.
+        _latest: the writes that `removed` computed last, by (layer, kind, draw).
     """
 
     view: AttentionView
@@ -157,13 +159,17 @@ class CachedRun:
         return self._latest[key][self._heads_of(sender).index(sender.head)]
 
     def _heads_of(self, sender: Sender) -> list[int]:
-        """Return the heads of all senders of the same layer and kind; [-1] for an MLP."""
+        """Return the head numbers of all senders of the same layer and kind, in their order; [-1] for an MLP."""
         return [other.head for other in self.senders if (other.layer, other.kind) == (sender.layer, sender.kind)]
 
     def _written(
         self, sender: Sender, draw: int, captured: dict[str, Tensor]
     ) -> Float[Tensor, "senders sequences pos d_model"]:
-        """Return the writes of all senders of the kind and layer of `sender`, or their control writes of a draw."""
+        """Return the writes of all senders of the kind and layer of `sender`, or their control writes of a draw.
+
+        `draw` is -1 for the writes themselves, 0, 1, ... for a random control. `captured` has the activations of the
+        run, by hook point.
+        """
         layer, heads = max(0, sender.layer), self._heads_of(sender)
         names = self.view.hook_names(layer)
         if sender.kind != "head":  # a control draw rotates the whole write
@@ -193,12 +199,14 @@ def cached_run(
     replace: Replaced = "zero",
     seed: int = 0,
 ) -> CachedRun:
-    """Run the model once, under the hooks that are on it, and keep the writes of the senders.
+    """Run the model once, under the hooks that are on it, and keep the writes of the senders, as a `CachedRun`.
 
-    Senders stand in layers 0 to `below` - 1. Queries, keys and attention of the layers `reading` are kept too.
-    `replace` says what replaces a removed write; "resample" and "counterfactual" take a second run. Raises
-    UnsupportedArchitecture if the residual stream of a layer is not the sum of its writers' outputs, and ValueError if
-    `replace` needs other sequences and the task has none.
+    Kept are z (output before W_O) for heads, the output of MLPs, the stream around mixers, and the embedding. Senders
+    stand in layers 0 to `below` - 1. Of the layers `reading`, stream, queries, keys, rotary cos and sin, scores and
+    pattern are kept too. `replace` says what replaces a removed write; "resample" and "counterfactual" take a second
+    run. `seed` draws the sequences of "resample" and later controls. Raises UnsupportedArchitecture if the residual
+    stream of a layer is not the sum of its writers' outputs, and ValueError if `replace` needs other sequences and the
+    task has none.
     """
     names, reading = [view.hook_names(layer) for layer in range(view.n_layers)], list(reading)
     last = names[below - 1]["residual_after"] if below else names[0]["residual"]

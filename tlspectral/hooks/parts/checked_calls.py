@@ -33,7 +33,8 @@ _ARGUMENTS = {
 def require_part(part: Part) -> None:
     """Raise TypeError or ValueError unless a part can be used: it has a name, a known `acts_on` and the method for it.
 
-    Also raises if `settings` is not a dict, or a method takes other arguments than it will be called with.
+    `acts_on` is "scores", "mask" or "z"; another value is the ValueError. TypeError also if `settings` is not a dict,
+    or a method takes other arguments than it will be called with.
     """
     kind = type(part).__name__
     name = getattr(part, "name", None)
@@ -91,12 +92,15 @@ def _require_calls(part: Part, whose: str, *, formula: bool) -> None:
 
 
 def _method(part: Any, name: str) -> str:
-    """Return the name of a part's method for messages: "Half.of() of the part 'half'"."""
+    """Return the name of a part's method for messages: "Half.of() of the part 'half'".
+
+    `name` is the name of the method, such as "of".
+    """
     return f"{type(part).__name__}.{name}() of the part {part.name!r}"
 
 
 def _is_users(part: Part, function: str) -> bool:
-    """Return True if the part's method named `function` is defined outside tlspectral and its studies."""
+    """Return True if the part's method named `function` is defined outside tlspectral and its studies, so by a user."""
     module = getattr(getattr(type(part), function, None), "__module__", None) or ""
     return module.partition(".")[0] not in ("tlspectral", "tlspectral_studies")
 
@@ -106,8 +110,10 @@ def bound_parts(
 ) -> dict[int, Part]:
     """Call `part.on` and return a dict from layer to the part that acts there, at the positions of `part`.
 
-    `by_layer` is a dict from layer to heads. Raises ValueError unless `on` returns parts with the same `acts_on` for
-    some of these layers; with `every`, for all of them.
+    `view` is the model, `by_layer` a dict from layer to heads. `part` is not changed; parts that `on` returns without
+    positions are copied. `every`: True requires a part for each of the layers. Raises ValueError unless `on` returns
+    parts with the same `acts_on` for some of these layers (with `every`, for all of them), TypeError if their methods
+    take other arguments than they will be called with.
     """
     expected = f"{_method(part, 'on')} must return a dictionary from layer to part"
     arguments = {"view": view, "by_layer": {layer: [*heads] for layer, heads in by_layer.items()}}
@@ -170,8 +176,9 @@ def control_of(
 ) -> Float[Tensor, "batch drawn pos pos"]:
     """Return random changes of the scaled scores, one for each random control of a sweep, from `part.control`.
 
-    `removal` is the change that the part itself makes, `which` the index of a head in it for each control, `seeds` the
-    seed of each control. Raises ValueError unless the result is finite and has one change per control.
+    `removal` is the change that the part itself makes (a user's method gets a copy), `which` the index of a head in it
+    for each control, `seeds` the seed of each control, a list of numbers. Raises ValueError unless the result is finite
+    and has one change per control.
     """
     if not _is_users(part, "control"):
         return part.control(removal, which, seeds)
@@ -193,8 +200,9 @@ def hidden_keys(
 ) -> Bool[Tensor, "*rows pos pos"]:
     """Return a mask of the visible keys (last axis) that each query no longer sees, from `part.beyond`.
 
-    `visible` is True where a query sees a key in this run, `own` where the layer would show it without padding. Raises
-    ValueError for a result of another shape or dtype, or if it leaves a query without any key.
+    `visible` is True where a query sees a key in this run, `own` where the layer would show it without padding; both
+    are [..., query, key]. Raises ValueError for a result of another shape or dtype, or if it leaves a query without any
+    key.
     """
     if not _is_users(part, "beyond"):
         return part.beyond(visible, own)
@@ -213,7 +221,8 @@ def replaced_z(
 ) -> Float[Tensor, "batch pos chosen d_head"]:
     """Return the replacement for z, the output of these heads before W_O, from `part.of`.
 
-    Raises ValueError unless the result is finite and has the shape of z.
+    A user's method gets a copy of `z`. `heads` are the indices of the heads on the third axis. Raises ValueError unless
+    the result is finite and has the shape of z.
     """
     if not _is_users(part, "of"):
         return part.of(z, heads, 0)

@@ -52,7 +52,10 @@ class BlockPart(Part, ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Dict for attrs: first position of each block and block width in tokens; empty before the part met a model."""
+        """Dict for attrs: `block_starts` (first position of each block) and `block_width` in tokens.
+
+        It is empty before the part met a model.
+        """
         places = self.prompt
         known = isinstance(places, BlockPlaces)
         return {"block_starts": list(places.starts), "block_width": places.width} if known else {}
@@ -60,24 +63,26 @@ class BlockPart(Part, ABC):
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> "BlockPart":
         """Return a copy whose `prompt` is replaced by the positions and tokens of its blocks (`BlockPlaces`).
 
-        Raises ValueError for blocks of unequal length, and if `prompts`, the tokenized prompts of a task, do not begin
-        with the prompt of this part.
+        `view` is the model, `prompts` are the tokenized prompts of a task. Raises ValueError for blocks of unequal
+        length, and if `prompts` do not begin with the prompt of this part.
         """
         places = block_places(view.model, self.prompt)
         places.require_own(prompts.tokens, torch.tensor(places.ids), f"{self.name}: prompt")
         return replace(self, prompt=places)
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockPart"]:
-        """Return a dict from each layer in `by_layer` (layer to heads) to the part with the positions of its blocks.
+        """Return a dict from each layer in `by_layer` (layer to heads) to a copy of the part that knows its blocks.
 
-        Raises ValueError for blocks of unequal length.
+        `view` is the model, which tokenizes the prompt; the copy has the positions and tokens of the blocks. Raises
+        ValueError for blocks of unequal length.
         """
         return dict.fromkeys(by_layer, replace(self, prompt=block_places(view.model, self.prompt)))
 
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
         """Raise ValueError if a run does not begin with the prompts of this part.
 
-        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        `view` is the model. `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of
+        the run.
         """
         own = view.passed_by(torch.tensor(self.prompt.ids, device=passed.device))
         self.prompt.require_own(passed, own, f"{self.name}: row")
@@ -103,7 +108,7 @@ class BlockPart(Part, ABC):
     def draws_of(self, wanted: int) -> int:
         """Return the number of random controls per head: `wanted`, or fewer if the blocks allow fewer cyclic exchanges.
 
-        Warns if there are fewer.
+        A warning says so if there are fewer.
         """
         most = self.prompt.cycles
         if most < wanted:
@@ -119,7 +124,8 @@ class BlockPart(Part, ABC):
     ) -> Float[Tensor, "batch drawn pos pos"]:
         """Return the removed numbers moved to other blocks, by a random cycle through all blocks for each control.
 
-        `removal` is the change that the part makes, `which` the index of the head for each control, `seeds` its seed.
+        `removal` is the change that the part makes; it is not changed. `which` are the indices of heads in it, one for
+        each control, `seeds` the seeds, each a list of numbers.
         """
         return self.prompt.shuffled(removal.difference[:, which], seeds)
 

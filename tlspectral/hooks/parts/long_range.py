@@ -59,13 +59,13 @@ class LongRange(Part):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Dict with `window` and `sinks` for attrs."""
+        """Dict with `window` and `sinks` of this part, for the attrs of tables."""
         return {"window": self.window, "sinks": self.sinks}
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, LongRange]:
-        """Return a dict from each layer in `by_layer` (layer to heads) to this part.
+        """Return a dict from each layer in `by_layer` (layer to heads) to this part itself.
 
-        Raises UnsupportedArchitecture for an encoder.
+        `view` is the model. Raises UnsupportedArchitecture for an encoder.
         """
         require_causal(view, "long range counts the keys before a query")
         return dict.fromkeys(by_layer, self)

@@ -65,6 +65,7 @@ class Mode(QueryKeyPart):
         modes: index of a mode, or a list of them; mode 0 has the largest singular value.
         all_but: True removes everything but these modes. Default: False.
         at: position of the queries that lose the modes. Default: None, all positions.
+        of_heads: matrices of each head, set by `on`; leave it out.
 
     Raises:
         ValueError: modes are not whole numbers from 0 on, the list is empty, or a head has fewer modes.
@@ -90,13 +91,14 @@ class Mode(QueryKeyPart):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Dict for attrs: `modes`, and `all_but` if it is True."""
+        """Dict of this part for the attrs of tables: `modes`, and `all_but` if it is True."""
         return {"modes": list(self.modes)} | ({"all_but": True} if self.all_but else {})
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, QueryKeyPart]:
-        """Return a dict from layer to the part with its matrices for the heads in `by_layer` (layer to heads).
+        """Return a dict from layer to a copy of this part with its matrices (`of_heads`) for the heads in `by_layer`.
 
-        Raises ValueError for a mode that a head does not have, UnsupportedArchitecture for latent attention.
+        `view` is the model, `by_layer` a dict from layer to heads. Raises ValueError for a mode that a head does not
+        have, UnsupportedArchitecture for latent attention.
         """
         bound: dict[int, QueryKeyPart] = {}
         for index, heads in by_layer.items():
@@ -119,7 +121,10 @@ class Mode(QueryKeyPart):
         return bound
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the contribution of the modes to the scaled scores, which is removed. `pairs` is not used."""
+        """Return the contribution of the modes to the scaled scores, which is removed. `pairs` is not used.
+
+        `scores` are the heads' scores in the run. Only for a part that `on` returned.
+        """
         return self._between(scores, torch.stack([self._of(head).removed for head in scores.heads]))
 
     def drawn(
@@ -127,8 +132,9 @@ class Mode(QueryKeyPart):
     ) -> Float[Tensor, "batch drawn pos pos"]:
         """Return random changes of the scaled scores, one for each random control.
 
-        For each control, as many random directions of the columns of W_Q are removed as the part has modes. `which` are
-        indices into `scores.heads` and `frames` random orthogonal matrices, one for each control.
+        For each control, as many random directions of the columns of W_Q are removed as the part has modes. `scores`
+        are the heads' scores in the run, `which` are indices into `scores.heads` and `frames` random orthogonal
+        matrices, one for each control.
         """
         drawn = []
         for index, frame in zip(which, frames, strict=True):
@@ -141,13 +147,14 @@ class Mode(QueryKeyPart):
         return -torch.cat(drawn, dim=1)
 
     def _of(self, head: int) -> _OfHead:
-        """Return the matrices of a head. Only for a part that `on` returned, which knows its heads."""
+        """Return the matrices of a head as `_OfHead`. Only for a part that `on` returned, which knows its heads."""
         assert self.of_heads is not None
         return self.of_heads[head]
 
     def _between(self, scores: HeadScores, removed: Float64[Tensor, "heads d_head d_head"]) -> Tensor:
         """Return the scores of `queries @ removed` (queries without bias) with the keys of the run.
 
-        `removed` has a matrix per head. The scores are scaled, [batch, heads, query, key].
+        `scores` has the queries and keys of the heads, `removed` a matrix per head. The result is scaled, [batch,
+        heads, query, key].
         """
         return scores.between(scores.query.content @ removed.to(scores.query.content), scores.key.whole)

@@ -58,6 +58,7 @@ class Output(Part):
             of the task). Means then depend on the batch, so give a reference if you compute a loss.
         seed: of the random choice of sequences for "resample". Default: 0.
         at: position whose output is replaced. Default: None, all positions.
+        bound: replacement of each head, set by `on`; leave it out.
 
     Raises:
         ValueError: `replace` is unknown, a reference is given for "zero" or is not prompts, or the task has no
@@ -91,7 +92,10 @@ class Output(Part):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Dict for attrs: `replace`, the seed of "resample" and, once prompts are known, the hash of the reference."""
+        """Dict of this part for attrs of tables: `replace`, `replace_seed` for "resample", and `reference_sha256`.
+
+        `reference_sha256` is the hash of the reference sequences, once prompts are known. The dict is empty for zeros.
+        """
         if self.replace in (None, "zero"):
             return {}
         settings = {"replace": self.replace} | ({"replace_seed": self.seed} if self.replace == "resample" else {})
@@ -119,7 +123,7 @@ class Output(Part):
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
         """Return a mask, True for prompts that equal their counterfactual, so that nothing changes.
 
-        All False if the replacement is not the counterfactual.
+        `tokens` are the token ids of the prompts. All False if the replacement is not the counterfactual.
         """
         if self.replace != "counterfactual":
             return super().idle(tokens)
@@ -128,8 +132,8 @@ class Output(Part):
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> Output:
         """Return a copy with `replace` decided, the reference tokenized, and a reference row for each of the prompts.
 
-        `prompts` are the tokenized prompts of a task; without a reference they serve as reference. Raises ValueError
-        for a single prompt without a reference, and for "resample" with prompts of unequal length.
+        `view` is the model. `prompts` are the tokenized prompts of a task; without a reference they serve as reference.
+        Raises ValueError for a single prompt without a reference, and for "resample" with prompts of unequal length.
         """
         if self.replace is None:
             has_pairs = getattr(prompts, "counterfactual", None) is not None
@@ -158,10 +162,11 @@ class Output(Part):
         return replace(self, reference=_Reference(reference, donors))
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Output]:
-        """Run the reference once and return a dict from layer to the part with the replacement z of its heads.
+        """Run the reference once; return a dict from layer to a copy of the part with the replacement z of its heads.
 
-        `by_layer` is a dict from layer to heads. Raises ValueError for a reference that is not prompts, and for
-        "counterfactual" without counterfactual prompts.
+        `view` is the model, `by_layer` a dict from layer to heads. Without a reference nothing is run, and the dict has
+        this part itself. Raises ValueError for a reference that is not prompts, and for "counterfactual" without
+        counterfactual prompts.
         """
         if self.replace == "counterfactual" and self.reference is None:
             raise ValueError(
@@ -180,8 +185,9 @@ class Output(Part):
     def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0) -> Tensor:
         """Return the replacement for z of these heads, with the shape of z; gradients do not flow through it.
 
-        z is the output of the heads before W_O in this run. `run` is not used. Raises ValueError if the replacement
-        needs other sequences and the run has one, or if the lengths or numbers of rows of run and reference do not fit.
+        z is the output of the heads before W_O in this run; it is not changed. `heads` are the indices of the heads on
+        its third axis. `run` is not used. Raises ValueError if the replacement needs other sequences and the run has
+        one, or if the lengths or numbers of rows of run and reference do not fit.
         """
         if self.replace in (None, "zero"):
             return torch.zeros_like(z)
@@ -215,9 +221,10 @@ class Output(Part):
         return reference[donors.to(reference.device)].to(z)
 
     def of_rows(self, rows: slice) -> Output:
-        """Return the part for a batch with some of the task's sequences; `rows` are the numbers of these sequences.
+        """Return the part, or a copy, for a batch with some of the task's sequences.
 
-        Replacements then belong to these sequences.
+        `rows` are the numbers of these sequences, as a slice. Replacements and positions then belong to these
+        sequences.
         """
         placed, bound = super().of_rows(rows), self.bound
         if bound is None or bound.donors is None:
@@ -254,7 +261,10 @@ class _OfHeads:
 
 
 def _given(reference: Any) -> Any:
-    """Return a copy of the prompts that a user gave as `reference`. Raises ValueError if they are not prompts."""
+    """Return a copy of the prompts that a user gave as `reference`: texts, token ids or a tensor, as they were given.
+
+    Raises ValueError if they are not prompts.
+    """
     try:
         return given_prompts(reference)
     except (TypeError, ValueError) as error:
@@ -262,7 +272,7 @@ def _given(reference: Any) -> Any:
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:
-    """Return the reference prompts as token ids for a model. Raises ValueError if they are not prompts."""
+    """Return the reference prompts as token ids for the model `view`. Raises ValueError if they are not prompts."""
     try:
         return packed_prompts(view, reference)
     except (TypeError, ValueError) as error:
@@ -272,8 +282,9 @@ def _packed(view: AttentionView, reference: Any) -> PackedTokens:
 def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Reference:
     """Return the counterfactual of each prompt: from `reference` if given, otherwise from the task.
 
-    `prompts` are the tokenized prompts of the task. Raises ValueError if there are no counterfactuals, or if their
-    lengths differ from the prompts.
+    The `_Reference` has the counterfactual prompts, row i for prompt i. `prompts` are the tokenized prompts of the
+    task, `view` is the model. Raises ValueError if there are no counterfactuals, or if their lengths differ from the
+    prompts.
     """
     pairs = getattr(prompts, "counterfactual", None) if reference is None else _packed(view, reference)
     if pairs is None:
@@ -290,7 +301,7 @@ def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Re
 
 
 def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "rows"]:
-    """Return a random reference row for each of n sequences, as row numbers.
+    """Return a random reference row for each of n sequences, as row numbers drawn with `seed`.
 
     `n_reference` is the number of reference rows. None: each sequence gets another one of the same n sequences.
     """
@@ -303,10 +314,11 @@ def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "row
 def _from_reference(
     view: AttentionView, by_layer: dict[int, list[int]], part: Output, reference: _Reference
 ) -> dict[int, Output]:
-    """Run the reference once and return a dict from layer to the part with the z of its heads (or their mean).
+    """Run the reference once and return a dict from layer to a copy of `part` with the z of its heads (or their mean).
 
-    `by_layer` is a dict from layer to heads. The run has no gradients and keeps the hooks on the model. Sequences of
-    unequal length have one mean, over all their tokens without padding.
+    `view` is the model, `by_layer` a dict from layer to heads, `reference` the sequences to run. The run has no
+    gradients and keeps the hooks on the model. Sequences of unequal length have one mean, over all their tokens without
+    padding.
     """
     sequences, how = reference.sequences, part.replace
     even = not sequences.padded

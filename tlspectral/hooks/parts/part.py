@@ -42,17 +42,18 @@ class Placed:
         return moved
 
     def of_rows(self, rows: slice) -> Any:
-        """Return a copy for a batch with some of the task's sequences; `rows` are the numbers of these sequences.
+        """Return the object for a batch with some of the task's sequences.
 
-        With one position per prompt, the copy keeps those of the batch.
+        `rows` are the numbers of these sequences, as a slice. With one position per prompt, it is a copy with the
+        positions of the batch; otherwise the object itself.
         """
         return self.placed(self.at[rows]) if isinstance(self.at, Tensor) else self
 
     def acts(self, rows: int, n_positions: int) -> Bool[Tensor, "rows pos"] | None:
         """Return a mask, True at the token positions where it acts in a run of `rows` prompts; None for everywhere.
 
-        Raises ValueError for a position behind the end of the run, or if `at` has positions for another number of
-        prompts.
+        `n_positions` is the length of the run in tokens. Raises ValueError for a position behind the end of the run, or
+        if `at` has positions for another number of prompts.
         """
         if self.at is None:
             return None
@@ -142,29 +143,32 @@ class Part(Placed):
         return f"{self.name}{whose} {done}" + (f" ({', '.join(shown)})" if shown else "")
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
-        """Return "taken out" or "replaced", and a dict of the settings to show, for `in_words`."""
+        """Return "taken out" or "replaced", and a dict of the settings to show, for the text of `in_words`."""
         return "replaced" if self.acts_on == "z" else "taken out", self.settings
 
     # --- settled for prompts, and bound to heads ---
 
     def fixed(self, view: AttentionView, prompts: Any) -> Part:
-        """Return a copy for one model and its tokenized prompts, with `at` as numbers and complete `settings`.
+        """Return the part, or a copy, for one model and its prompts, with `at` as numbers and complete `settings`.
 
-        `prompts` are the tokenized prompts of a task. A measurement calls this once, before it divides its work. Raises
-        ValueError for a position that a prompt does not have.
+        `view` is the model, `prompts` are the tokenized prompts of a task. A measurement calls this once, before it
+        divides its work. Raises ValueError for a position that a prompt does not have.
         """
         settled = self._settled(view, prompts)
         return settled if self.at is None else settled.placed(position_of(prompts, self.at))
 
     def _settled(self, view: AttentionView, prompts: Any) -> Part:
-        """Return a copy that knows the tokenized prompts it is used on, without changing `at`; here the part itself."""
+        """Return a copy that knows the tokenized prompts it is used on, without changing `at`; here the part itself.
+
+        `view` is the model, `prompts` are the tokenized prompts of a task.
+        """
         return self
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> Mapping[int, Part]:
         """Return a dict from layer to the part that acts there on the heads in `by_layer`; here the part itself.
 
-        `by_layer` is a dict from layer to heads. Layers where nothing is removed may be left out. Raises
-        UnsupportedArchitecture if the part needs rotary positions and a layer has none.
+        `view` is the model, `by_layer` a dict from layer to heads. Layers where nothing is removed may be left out.
+        Raises UnsupportedArchitecture if the part needs rotary positions and a layer has none.
         """
         for layer in by_layer if self.rotary else ():
             if view.rotary(layer) is None:
@@ -177,11 +181,15 @@ class Part(Placed):
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
         """Raise ValueError if a run has other prompts than this part is for; here nothing is checked.
 
-        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        `view` is the model. `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of
+        the run.
         """
 
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
-        """Return a mask, True for prompts in which this part is known to change nothing; here False for all."""
+        """Return a mask, True for prompts in which this part is known to change nothing; here False for all.
+
+        `tokens` are the token ids of the prompts.
+        """
         return torch.zeros(len(tokens), dtype=torch.bool)
 
     # --- a part of the scores ---
@@ -201,7 +209,10 @@ class Part(Placed):
         return -returned_scores(removed, scores, allowed, what), allowed
 
     def chosen_pairs(self, scores: HeadScores) -> Bool[Tensor, "*of_heads pairs"] | None:
-        """Return the mask of rotary pairs that `of` gets as `pairs`; None for all pairs. Here None."""
+        """Return the mask of rotary pairs that `of` gets as `pairs`; None for all pairs. Here None.
+
+        `scores` are the heads' scores in the run, whose layer has the pairs.
+        """
         return None
 
     # --- the control of a sweep ---
@@ -250,10 +261,10 @@ class Part(Placed):
     def drawn(
         self, scores: HeadScores, which: list[int], frames: Float[Tensor, "drawn d d"]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return q O k^T for each random control, not yet scaled to the RMS of the part.
+        """Return q O k^T for each random control, as scaled scores that are not yet scaled to the RMS of the part.
 
-        q and k are queries and keys without bias before rotation. `which` are indices of heads in `scores` and `frames`
-        the random orthogonal matrices O, one for each control.
+        q and k are queries and keys in `scores`, without bias before rotation. `which` are indices of heads in `scores`
+        and `frames` the random orthogonal matrices O, one for each control.
         """
         query, key = scores.query.content[:, which], scores.key.content[:, which]
         return query @ frames.to(query) @ key.mT
@@ -264,6 +275,7 @@ class Part(Placed):
         """Return None: random controls come from the method `control`. `Band` overrides this method.
 
         There it returns a mask of the rotary pairs of each of the `heads`, for which a sweep draws random sets of pairs
-        with the same RMS, and a list of numbers that are added to the seeds of these sets.
+        with the same RMS, and a list of numbers that are added to the seeds of these sets. `geometry` has the rotary
+        pairs of the layer; None without rotary positions.
         """
         return None

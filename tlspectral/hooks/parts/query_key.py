@@ -63,16 +63,16 @@ class QueryKeyPart(Part, ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Dict for attrs: `frequencies` and `include_bias`, without defaults."""
+        """Dict of this part for the attrs of tables: `frequencies` and `include_bias`, without defaults."""
         pairs = self.frequencies
         named = {} if pairs is None else {"frequencies": pairs if isinstance(pairs, str) else list(pairs)}
         return named | ({"include_bias": True} if self.include_bias else {})
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> Mapping[int, Part]:
-        """Return a dict from layer to this part, without layers where `frequencies` selects no rotary pair.
+        """Return a dict from layer to this part itself, without layers where `frequencies` selects no rotary pair.
 
-        `by_layer` is a dict from layer to heads. Raises UnsupportedArchitecture for a layer without rotary positions if
-        the part needs them, and ValueError for rotary pairs that a layer does not have.
+        `view` is the model, `by_layer` a dict from layer to heads. Raises UnsupportedArchitecture for a layer without
+        rotary positions if the part needs them, and ValueError for rotary pairs that a layer does not have.
         """
         bound = super().on(view, by_layer)
         if not self.rotary or self.frequencies is None:
@@ -95,21 +95,26 @@ class QueryKeyPart(Part, ABC):
         """
 
     def chosen_pairs(self, scores: HeadScores) -> Bool[Tensor, "*of_heads pairs"] | None:
-        """Return a mask of the rotary pairs in `frequencies`; None without `frequencies` or rotary positions."""
+        """Return a mask of the rotary pairs in `frequencies`; None without `frequencies` or rotary positions.
+
+        `scores` are the heads' scores in the run, whose layer has the pairs.
+        """
         geometry = scores.layer.rotary
         return None if geometry is None or self.frequencies is None else self.pairs_of(geometry, scores.heads)
 
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return a mask of the chosen rotary pairs, [pairs], or [heads, pairs] if the choice differs between heads.
 
-        Raises ValueError for pairs that the layer does not have, or a mask of another length.
+        `geometry` has the rotary pairs of the layer, `heads` are its heads. Raises ValueError for pairs that the layer
+        does not have, or a mask of another length.
         """
         return pair_mask(self.frequencies, geometry.n_pairs)
 
     def _any_pair(self, layer: int, geometry: RotaryGeometry | None) -> bool:
         """Return True if `frequencies` selects any rotary pair of a layer.
 
-        Raises ValueError for pairs that the layer lacks.
+        `geometry` has the rotary pairs of the layer, or is None without rotary positions. Raises ValueError for pairs
+        that the layer lacks.
         """
         assert geometry is not None
         try:
@@ -138,8 +143,8 @@ class SymmetryPart(QueryKeyPart):
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
         """Return M_S or M_A of the scaled scores: (C + C^T)/2 or (C - C^T)/2. `pairs` is not used.
 
-        C is the part of a score that is even in the distance of the two tokens. With `static`, C is taken at distance
-        0.
+        `scores` are the heads' scores in the run. C is the part of a score that is even in the distance of the two
+        tokens. With `static`, C is taken at distance 0.
         """
         return self._half(scores.at_one_position() if self.static else scores)
 
@@ -260,7 +265,10 @@ class RopePhase(QueryKeyPart):
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the part of the scaled scores that is odd in the distance, for the chosen rotary pairs (None: all)."""
+        """Return the part of the scaled scores that is odd in the distance of the two tokens.
+
+        `scores` are the heads' scores in the run. `pairs` is a mask of the rotary pairs that count; None: all.
+        """
         return scores.phase(pairs, include_bias=self.include_bias)
 
 
@@ -311,7 +319,10 @@ class Band(QueryKeyPart):
     def of(
         self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the contribution of the chosen rotary pairs to the scaled scores. `pairs` is a mask over them."""
+        """Return the contribution of the chosen rotary pairs to the scaled scores.
+
+        `scores` are the heads' scores in the run, `pairs` is a mask of the chosen pairs.
+        """
         return scores.of_pairs(pairs)
 
     def control_pairs(
@@ -319,7 +330,8 @@ class Band(QueryKeyPart):
     ) -> tuple[Bool[Tensor, "heads pairs"], list[int]]:
         """Return a mask of the rotary pairs of each of the heads, and numbers to add to the seeds of random sets.
 
-        The numbers are a list with the index of a named third ("high" is 0), or empty for a band given by indices.
+        `geometry` has the rotary pairs of the layer. The numbers are a list with the index of a named third ("high" is
+        0), or empty for a band given by indices.
         """
         assert geometry is not None
         named = [BANDS.index(self.frequencies)] if isinstance(self.frequencies, str) else []
@@ -328,7 +340,8 @@ class Band(QueryKeyPart):
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return a mask of the chosen rotary pairs: [pairs] for indices, [heads, pairs] for a named third.
 
-        Raises ValueError for pairs that the layer does not have, or a third of fewer than three pairs.
+        `geometry` has the rotary pairs of the layer, `heads` are its heads. Raises ValueError for pairs that the layer
+        does not have, or a third of fewer than three pairs.
         """
         if not isinstance(self.frequencies, str):
             return super().pairs_of(geometry, heads)

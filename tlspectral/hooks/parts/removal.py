@@ -39,9 +39,10 @@ def returned_scores(
 ) -> Float[Tensor, "batch heads pos pos"]:
     """Check the scores that a user's part returned, and return them with the dtype of the run's scores.
 
-    `values` is the returned object, `function` its name for messages, such as "of() of the part 'half'". Infinities at
-    masked pairs of tokens become 0. Raises ValueError for another shape, type or device, for NaN, and for infinite
-    numbers at pairs that the model does not mask (`allowed` is False where it masks).
+    `values` is the returned object, `scores` the heads' scores in the run, `function` the name of the part's method for
+    messages, such as "of() of the part 'half'". Infinities at masked pairs of tokens become 0 in a copy. Raises
+    ValueError for another shape, type or device, for NaN, and for infinite numbers at pairs that the model does not
+    mask (`allowed` is False where it masks).
     """
     expected = f"{function} must return a score for each pair of tokens, [batch, heads, pos, pos]"
     part = returned_tensor(values, scores.shape, expected, kind="floating-point numbers", like=scores.query.whole)

@@ -25,7 +25,8 @@ def effects_at_position(
 ) -> list[LayerEffects]:
     """Ablate the heads of `layers` one at a time, at position `at` of each sequence; return the effects per layer.
 
-    `run` is the run without ablation, from which layers are run again.
+    The list has a `LayerEffects` for each of `layers`, in their order. `run` is the run without ablation, from which
+    layers are run again from the earliest of these positions on. `sequences` are the prompts with the metric.
     """
     view = run.view
     with evaluating(view.model):
@@ -42,7 +43,8 @@ def _z_without(
 ) -> Float[Tensor, "replays sequences d_head"]:
     """Return z (output before W_O) without the part, or without a random control, at position `at` of each sequence.
 
-    Axis 0 has the runs of `replays`, each with one head ablated.
+    Axis 0 has the runs of `replays`, each with one head ablated; a run has the z of its own head. `run` is the run
+    without ablation, which is continued to the end of the attention of this layer.
     """
     view, layer, names = run.view, replays.layer, run.view.hook_names(replays.layer)
     require_honoured(view, layer, "z")
@@ -74,8 +76,9 @@ def _putting(
 ) -> list[Hook]:
     """Return a list with the hook that sets z of the ablated heads at the position, on the sequences `batch`.
 
-    `chunk` selects runs of `replays`, each with one head ablated and its own copy of the batch. `z_without` is z
-    (output before W_O) after the ablation.
+    `chunk` (a slice) selects runs of `replays`, each with one head ablated and its own copy of the batch. `z_without`
+    is z (output before W_O) after the ablation. `at` are the positions, `run` is the run that is continued. The hook
+    returns an edited copy of z.
     """
     n_heads = run.view.n_heads(replays.layer)
     new_z, places = z_without[chunk, batch].flatten(0, 1), at[batch] - run.first

@@ -166,7 +166,11 @@ _OF_CONTROL = ("control_delta", "control_delta_se", "control_excess", "control_p
 
 
 def _with_control(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a sweep with all columns of the control (random sets); they are NaN where no set was found."""
+    """Return a copy of the table of a sweep with all columns of the control (random sets of rotary pairs).
+
+    Added are `control_delta_min` and `control_delta_max`, the smallest and largest effect of a head's sets. Numbers are
+    NaN, and lists empty, where no set was found.
+    """
     effects = [list(drawn) for drawn in table["control_draws"]] if "control_draws" in table else [[]] * len(table)
     return table.assign(
         **{name: table.get(name, np.nan) for name in _OF_CONTROL},

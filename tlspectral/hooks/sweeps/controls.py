@@ -32,9 +32,10 @@ _TOLERANCE = 0.1  # the RMS of a random set may differ by this share
 
 
 def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
-    """Return the removal with `allowed` False for padding tokens. `batch` are the sequences of the run.
+    """Return a copy of the removal with `allowed` False for padding tokens; the removal itself if nothing is padded.
 
-    Padding follows the sequence, so only padding queries see padding keys, and masking these queries is enough.
+    `sequences` are all prompts, `batch` (a slice) those of the run. Padding follows the sequence, so only padding
+    queries see padding keys, and masking these queries is enough.
     """
     if removal.allowed is None or not sequences.padded:
         return removal
@@ -70,7 +71,10 @@ def frequency_sets(
 ) -> list[FrequencySets] | None:
     """Return for each head up to `draws` random sets of rotary pairs with about the RMS of the part (a `Band`).
 
-    Return None if the part has another kind of control. `equal_sets` says how sets are drawn.
+    An entry is a `FrequencySets` with `.masks` (a mask of rotary pairs per set) and `.overlap`. Return None if the part
+    has another kind of control. `view` is the model, `sequences` are run through `layer` to find the RMS of each pair,
+    `seed` draws the sets. A set is the beginning of a random order of the pairs, cut where its RMS is nearest to the
+    part's, and kept if it is within 10 %.
     """
     pairs_of_heads = part.control_pairs(layer.rotary, heads)
     if pairs_of_heads is None:
@@ -92,8 +96,8 @@ def equal_sets(
 
     `products[s, t]`: product of the contributions of the pairs s and t, mean over unmasked pairs of tokens. The sum of
     `products` over a set is the mean square of its contribution. `band`: mask of the band's own pairs. A set is the
-    beginning of a random order, cut where its RMS is nearest to the band's, and kept if it is within 10 %. Returns a
-    list of masks over rotary pairs.
+    beginning of a random order from `rng`, cut where its RMS is nearest to the band's, and kept if it is within 10 %.
+    Returns a list of masks over rotary pairs.
     """
     wanted = _set_rms(products, band)
     sets: list[np.ndarray] = []
@@ -127,7 +131,8 @@ def _score_products(
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
     """Return the mean product of the contributions of every two rotary pairs to the scaled scores, for each head.
 
-    The mean is over unmasked pairs of tokens of a sequence (with `at`: pairs with this query), then over sequences.
+    The model `view` is run on `sequences` up to this layer. The mean is over unmasked pairs of tokens of a sequence
+    (with `at`, one position per sequence: pairs with this query), then over sequences. Numbers are in squared logits.
     """
     assert layer.rotary is not None
     n_pairs = layer.rotary.n_pairs
@@ -185,9 +190,9 @@ def head_sets(
 ) -> list[HeadSet]:
     """Draw `draws` random sets with as many heads in each layer as `by_layer`; all such sets if there are fewer.
 
-    A set is a list of (layer, head). `n_heads`: number of all heads by layer. Sets are drawn uniformly from all sets
-    but the given one, so they may share some heads with it. Raises ValueError if `by_layer` holds all heads of its
-    layers.
+    Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. Sets are drawn
+    with `rng`, uniformly from all sets but the given one, so they may share some heads with it. Raises ValueError if
+    `by_layer` holds all heads of its layers.
     """
     # Sets of other heads only would be biased: one head with a large effect would count in the given set and never in
     # the control, and randomly chosen heads would have a small p too often.
@@ -215,7 +220,7 @@ def head_sets(
 def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:
     """Return, for each of the heads, a list of up to `draws` other random heads of the layer: its control.
 
-    Raises ValueError for a layer with one head.
+    `view` is the model, `seed` draws the heads. Raises ValueError for a layer with one head.
     """
     n_heads = {layer: view.n_heads(layer)}
     drawn = [head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head])) for head in heads]

@@ -120,7 +120,9 @@ class LayerReplays:
     def hooks(self, chunk: slice, batch: slice, *, stacked: bool = True) -> list[Hook]:
         """Return hooks for the runs `chunk` (a slice of `replays`) on the sequences `batch`; each run ablates one head.
 
-        `stacked`: each run has its own copy of the batch; otherwise all heads are ablated in one copy.
+        `batch` is a slice of sequences. `stacked`: True gives each run its own copy of the batch; False ablates all
+        heads in one copy. The hooks also fill in `squares`. Raises EditNotHonored if a short run shows that the edit
+        does not change the logits.
         """
         self.squares[chunk, batch] *= 0.0  # forget a run that ran out of memory; NaN stays NaN
         heads = [head for head, _ in self.replays[chunk]]
@@ -132,7 +134,8 @@ class LayerReplays:
     def _altered(self, chunk: slice, batch: slice, removal: Removal) -> Tensor:
         """Return the difference that each run adds to the scores, and add its mean square to `squares`.
 
-        `chunk` selects runs of `replays`, `batch` sequences. `removal` is the change that the part makes.
+        `chunk` selects runs of `replays`, `batch` sequences; both are slices. `removal` is the change that the part
+        makes, with one run on its second axis each; it is not changed.
         """
         removal = unpadded(removal, self.sequences, batch)
         assert removal.allowed is not None
@@ -144,7 +147,8 @@ class LayerReplays:
     def _with_controls(self, removal: Removal, replays: list[tuple[int, int]]) -> Tensor:
         """Return the difference to add to the scores: of the part for draw -1, of a random control for other draws.
 
-        `replays` are the (head, draw) on the second axis of `removal.difference`.
+        `replays` are the (head, draw) on the second axis of `removal.difference`. `removal` is the change that the part
+        makes; it is not changed.
         """
         random = [index for index, (_, draw) in enumerate(replays) if draw >= 0]
         if not random:
@@ -164,7 +168,10 @@ class LayerReplays:
         return replaced
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
-        """Sort the values of all runs by head and draw, and return them as `LayerEffects`."""
+        """Sort the metric's values of all runs by head and draw, and return them as `LayerEffects`.
+
+        `values` are in the order of `replays`.
+        """
         split = "(head draw) sequence -> head draw sequence"
         by_head = rearrange(values, split, draw=self.drawn + 1).numpy()
         sizes = rearrange(self.squares, split, draw=self.drawn + 1).mean(-1).sqrt().numpy()
@@ -186,14 +193,18 @@ class LayerReplays:
 def layer_effects(run: IntactRun, sequences: TaskSequences, layers: list[LayerReplays]) -> list[LayerEffects]:
     """Ablate the heads of `layers` one at a time, on all sequences; return the effects per layer.
 
-    `run` is the run without ablation, from which layers are run again.
+    The list has a `LayerEffects` for each of `layers`, in their order. `run` is the run without ablation, from which
+    layers are run again. `sequences` are the prompts with the metric.
     """
     replays = [Replays(layer.layer, len(layer.replays), layer.hooks) for layer in layers]
     return by_layer(layers, replayed_values(run, sequences, replays))
 
 
 def by_layer(layers: list[LayerReplays], values: Float64[Tensor, "replays sequences"]) -> list[LayerEffects]:
-    """Split the values of all runs, which stand in the order of `layers`, into the effects of each layer."""
+    """Split the values of all runs, which stand in the order of `layers`, into the `LayerEffects` of each layer.
+
+    `values` are the metric of each run on each sequence.
+    """
     split_values = values.split([len(layer.replays) for layer in layers])
     return [layer.effects(own_values) for layer, own_values in zip(layers, split_values, strict=True)]
 
@@ -204,9 +215,10 @@ def effects_of(
     values: Float64[np.ndarray, "*rows sequences"],
     intact_value: Float64[np.ndarray, "sequences"],
 ) -> Float64[np.ndarray, "*rows sequences"]:
-    """Return values minus the intact values: the effect of a removed part on each sequence.
+    """Return values minus the intact values: the effect of a removed part on each sequence, in units of the metric.
 
-    The effect is exactly 0 for sequences in which `part` changes nothing.
+    `values` are the metric without the part, `intact_value` with it. The effect is exactly 0 for sequences in which
+    `part` changes nothing.
     """
     deltas = values - intact_value
     # Without this line such sequences would differ by rounding, because batches have other sizes.
@@ -224,9 +236,10 @@ def effect_rows(
 ) -> pd.DataFrame:
     """Return a DataFrame with rows of a sweep: columns `names`, `value`, `delta` and its tests, and the control.
 
-    `values` are the metric without the part, `deltas` the changes, `controls` the changes with random controls removed;
-    with 0 draws the columns of the control are left out. `distinct`: an integer per sequence; equal sequences have the
-    same and count as one observation. `seed` is for random sign flips.
+    Columns: the entries of the dict `names`, `value, delta, delta_se, delta_p, delta_p_floor`, and `control_delta,
+    control_p`, ... (left out with 0 draws). `values` are the metric without the part, `deltas` the changes, `controls`
+    the changes with random controls removed. `distinct`: an integer per sequence; equal sequences have the same and
+    count as one observation; None: all differ. `seed` is for random sign flips.
     """
     table = pd.DataFrame(
         {
@@ -246,8 +259,8 @@ def effect_rows(
 def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[int]]) -> LayerEffects:
     """Return the effects of the first heads of `measured`, with the values of other heads as their controls.
 
-    `effects` are those of all heads in `measured`. `others[i]` are the heads that are the control of the i-th head;
-    they stand in `measured` too.
+    `effects` are the effects of all heads in `measured`. `others[i]` are the heads that are the control of the i-th
+    head; they stand in `measured` too. The result is a new `LayerEffects` with as many heads as `others` has entries.
     """
     values = effects.values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
@@ -257,8 +270,8 @@ def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[i
 def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
     """Return a dict from the name of each set of heads to a dict from layer to its heads.
 
-    `sets` is what the user gave as `heads=`. Raises BadHead for a head that does not exist or columns of a table,
-    ValueError for an empty set.
+    `view` is the model, `sets` is what the user gave as `heads=`: a dict from name to heads. Raises BadHead for a head
+    that does not exist or columns of a table, ValueError for an empty set.
     """
     if {"layer", "head"} <= set(sets):
         raise BadHead(
@@ -286,8 +299,11 @@ def set_table(
 ) -> pd.DataFrame:
     """Return a DataFrame with a row per set: its heads ablated together, compared with random sets of equal size.
 
-    `sets` is a dict from name to heads by layer, `draws` the number of random sets for each. `prepared`: the run
-    without ablation and its value on each sequence.
+    Columns: `layer, head` (both -1), `name` of the set, `value, delta, delta_se, delta_p, delta_p_floor, score_rms`
+    (NaN), and with draws the control (`control_delta, control_p`, ...). Its attrs have the intact values. `part` is the
+    removed part, `sequences` are the prompts with the metric, `sets` is a dict from name to heads by layer, `draws` the
+    number of random sets for each, `seed` draws them. `prepared`: the run without ablation and its value on each
+    sequence.
     """
     intact, intact_value = prepared
     view = intact.view
@@ -317,7 +333,7 @@ def set_table(
 def _replay_of(view: AttentionView, bound: Mapping[int, Any], chosen: HeadSet) -> Replays:
     """Return the run (`Replays`) in which all heads `chosen`, pairs (layer, head), are ablated together.
 
-    `bound`: dict from layer to the part, prepared for all heads of the layer.
+    `view` is the model. `bound`: dict from layer to the part, prepared for all heads of the layer. Nothing is run yet.
     """
     by_layer: dict[int, list[int]] = {}
     for layer, head in chosen:

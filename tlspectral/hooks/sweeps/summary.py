@@ -139,11 +139,12 @@ def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
 def _part_rows(
     part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, small: float, harm: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the summary for one part, as dicts.
+    """Yield the rows of the summary for one part, as dicts from column to value.
 
-    `measured` are the part's heads with an effect, `heads` is the head table, `attrs` those of the sweep. `small` is
-    the bound of a small effect, `harm` 1 if a higher metric is worse, else -1. Raises ValueError for a head that is
-    twice in the sweep or not in the head table.
+    Statements: `sum`, `share_small`, `detector_rank`, `effect_rank` and `rank_correlation`, for each size control.
+    `part` is the name of the part, `measured` has its heads with an effect, `heads` is the head table, `attrs` are the
+    attrs of the sweep. `small` is the bound of a small effect, `harm` 1 if a higher metric is worse, else -1. Raises
+    ValueError for a head that is twice in the sweep or not in the head table.
     """
     if measured.duplicated(["layer", "head"]).any():
         raise ValueError(f"{part}: a head is in the sweep twice: give tables of different sweeps as a list")
@@ -175,7 +176,7 @@ def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.nd
     """Yield (size control, name of its sums in attrs, effect of each head, standard errors), three times at most.
 
     The effects are `delta`, `delta` per RMS of the removed part, and `delta` minus the mean effect of the random
-    controls. `joined` is the sweep joined with the head table.
+    controls; the last is left out without random controls. `joined` is the sweep joined with the head table.
     """
     delta, error = joined["delta"].to_numpy(float), joined["delta_se"].to_numpy(float)
     yield "none", "delta", delta, error
@@ -190,8 +191,9 @@ def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.nd
 def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | None) -> dict[str, Any]:
     """Return the row of the statement `sum` as a dict: the sum of effects over heads and a 95 % interval.
 
-    `per_sequence` has the sum on each sequence, or is None. If its mean is the sum of `effect`, the interval is a t
-    interval over sequences; otherwise 1.96 times the sum of the standard errors `error`.
+    Keys: `statement, value, low, high, n, note`. `effect` and `error` are the effect of each head and its standard
+    error. `per_sequence` has the sum on each sequence, or is None. If its mean is the sum of `effect`, the interval is
+    a t interval over sequences; otherwise 1.96 times the sum of the standard errors `error`.
     """
     total = float(effect.sum())
     sums = np.asarray(per_sequence if per_sequence is not None else [], dtype=float)
@@ -232,7 +234,8 @@ def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Itera
 def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: str) -> dict[str, Any]:
     """Return the row of a rank as a dict: the place of `own` among `values` (1 is the largest), with p = rank / n.
 
-    `statement` and `detector` name the row, `head` the head that is ranked.
+    Keys: `statement, column, value, n, note, pvalue, pvalue_floor`. `statement` and `detector` name the row, `head` the
+    head that is ranked.
     """
     rank, n = int((values > own).sum()) + 1, len(values)
     row = {"statement": statement, "column": detector, "value": rank, "n": n, "note": head}
@@ -243,7 +246,8 @@ def _correlations(joined: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str
     """Yield a row of `rank_correlation`, as a dict, for each of the columns dir_frac, D_head, rope_imag_frac and prev.
 
     The row has Spearman's correlation of the column of `joined` with `effect`, its 95 % interval and two-sided p by a
-    jackknife over layers (Student's t). A column is left out if fewer than 20 heads have a value or it is constant.
+    jackknife over layers (Student's t). `effect` is the effect of each head (row of `joined`). A column is left out if
+    fewer than 20 heads have a value or it is constant.
     """
     for name in (name for name in _CORRELATED if name in joined):
         values = joined[name].to_numpy(float)
@@ -263,7 +267,8 @@ def _left_out(
 ) -> Float64[np.ndarray, "layers"]:
     """Return the rank correlation of x and y without each layer in turn; NaN if the rest is constant.
 
-    Ranks are taken once, over the whole table. `layers` is the layer of each head.
+    The result has one number per layer. Ranks are taken once, over the whole table. `x` and `y` have a number per head,
+    `layers` is the layer of each head.
     """
     ranks = np.stack([scipy.stats.rankdata(x), scipy.stats.rankdata(y)])
     others = [ranks[:, layers != layer] for layer in np.unique(layers)]

@@ -212,7 +212,7 @@ def ablation_sweep(
 def _positions(asked: list[tuple[str | int, Int[Tensor, "sequences"]]]) -> dict[str, Any]:
     """Return a dict of settings: `at` (labels) and `positions` (per label, one per sequence); empty without positions.
 
-    `asked` are pairs (label, positions).
+    `asked` are pairs (label, positions), as `asked_positions` returns them.
     """
     if not asked:
         return {}
@@ -230,8 +230,10 @@ def _screened(
 ) -> tuple[pd.DataFrame, list[dict[int, list[int]]]]:
     """Return a table with the estimate of each head and part, and for each part a dict from layer to heads to measure.
 
-    `placed` are the parts, one per position, `label` the beginning of the job's name. The 20 largest estimates and 20
-    random others are measured.
+    `view` is the model. The table has `layer, head, estimate, score_rms`, `place` (index of the part) and `measured`
+    ("top", "control" or ""). `placed` are the parts, one per position, `by_layer` the heads to estimate, `label` the
+    beginning of the job's name. `measurement` makes the estimates, or loads stored ones. The 20 largest estimates and
+    20 random others (drawn with `seed`) are measured, over all parts together.
     """
 
     def estimated() -> pd.DataFrame:
@@ -249,12 +251,12 @@ def _screened(
 
 
 def _listed(by_layer: Mapping[int, list[int]]) -> list[list[int]]:
-    """Return the heads of a dict from layer to heads as a list of [layer, head]."""
+    """Return the heads in `by_layer`, a dict from layer to heads, as a list of [layer, head]."""
     return [[layer, head] for layer, heads in by_layer.items() for head in heads]
 
 
 def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
-    """Return the names of the heads of a dict from layer to heads, such as "L5H1"."""
+    """Return the names of the heads in `by_layer`, a dict from layer to heads, such as "L5H1"."""
     return [head_name(*pair) for pair in _listed(by_layer)]
 
 
@@ -263,12 +265,12 @@ def placed_parts(
 ) -> tuple[list[tuple[str | int, Int[Tensor, "sequences"]]], list[Part]]:
     """Prepare parts for the prompts of a task, each part at every listed position.
 
-    `removed` are the parts, `listed` the entries of `at=` or None. Raises ValueError or TypeError for an unusable
-    position.
+    `removed` are the parts, `listed` the entries of `at=` or None for all positions, `view` is the model, `sequences`
+    are the tokenized prompts. The given parts are not changed. Raises ValueError or TypeError for an unusable position.
 
     Returns:
         Pairs (label, positions), and the prepared parts: the first part at every position, then the second part at
-        every position, and so on.
+        every position, and so on. Without positions the pairs are an empty list.
     """
     asked = [] if listed is None else asked_positions(sequences, listed)
     placed = [part.placed(positions) for part in removed for _, positions in asked] or [*removed]
@@ -287,15 +289,18 @@ def sweep_jobs(
     kept: bool,
     numbered: bool,
 ) -> list[tuple[int, Job]]:
-    """Return the jobs of a sweep as pairs (index into `placed` of the removed part, job).
+    """Return the jobs of a sweep as pairs (index into `placed` of the removed part, job). No job is run yet.
 
-    A job ablates the heads of consecutive layers, or some sets, as many as one pass of the model holds.
+    A job ablates the heads of consecutive layers, or some sets, as many as one pass of the model holds. Its result is a
+    table of effects.
 
     Args:
         label: beginning of the jobs' names.
+        view, sequences: the model, and the prompts with the metric.
         placed: the parts, each at one position.
         chosen: heads by layer, one dict per part in `placed`; or a dict from the name of a set to its heads by layer.
         per_head: number of controls per head or set.
+        seed: seed of the controls.
         kept: True if jobs are stored in a folder.
         numbered: True if names of jobs contain the index of the part.
     """
@@ -324,7 +329,7 @@ def sweep_jobs(
 def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draws: int) -> int:
     """Return the number of ablated runs that the heads of a layer need, controls included.
 
-    `draws` is the number of controls per head.
+    `view` is the model, `part` the removed part. `draws` is the number of controls per head.
     """
     most = len(heads) * (1 + draws)
     return min(most, view.n_heads(layer)) if part.beside_heads else most
@@ -333,7 +338,8 @@ def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draw
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:
     """Check options of `ablation_sweep` and return `draws` as a number, or None for the default.
 
-    `of_sets`: the user gave sets of heads. Raises ValueError for options that are unknown or do not go together.
+    `part` is the part to remove; `control`, `draws`, `screen` and `at` are the user's arguments. `of_sets`: True if the
+    user gave sets of heads. Raises ValueError for options that are unknown or do not go together.
     """
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {shown(control)}")
@@ -357,7 +363,10 @@ def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *,
 
 
 def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
-    """Return a dict of attrs, `intact_value` and `intact_value_se`, from the table of any job of a sweep."""
+    """Return a dict of attrs, `intact_value` and `intact_value_se`, from the table of any job of a sweep.
+
+    They are the metric without ablation, mean over `sequences`, and its standard error.
+    """
     intact = MetricValue(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
     return {"intact_value": intact.value, "intact_value_se": intact.se}
 
@@ -365,8 +374,9 @@ def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any
 def _draws(view: AttentionView, layers: Iterable[int] | None, part: Part, draws: int | None) -> int:
     """Return the number of controls per head: random parts, or other heads of the layer at most.
 
-    `draws` is the user's number, None for the default. `layers=None` means sets of heads: return the number of random
-    sets per set. Raises ValueError for a layer with one head, if the control is other heads.
+    `view` is the model, `layers` are the layers with heads to ablate, `part` is the removed part. `draws` is the user's
+    number, None for the default. `layers=None` means sets of heads: return the number of random sets per set. Raises
+    ValueError for a layer with one head, if the control is other heads.
     """
     if layers is None:
         return draws or SETS
@@ -391,9 +401,9 @@ def _draws(view: AttentionView, layers: Iterable[int] | None, part: Part, draws:
 def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
     """Return the heads that a user named, as a dict from layer to heads; None stands for all heads.
 
-    For a part of rotary pairs, all heads are the heads of layers with rotary positions. Raises BadHead;
-    UnsupportedArchitecture if a named layer has no rotary positions; ValueError for frequencies that do not exist, or
-    an empty list of them.
+    `view` is the model, `part` the removed part. For a part of rotary pairs, all heads are the heads of layers with
+    rotary positions. Raises BadHead for heads that do not exist; UnsupportedArchitecture if a named layer has no rotary
+    positions; ValueError for frequencies that do not exist, or an empty list of them.
     """
     chosen = heads_by_layer(view, heads)
     if not part.rotary:
@@ -421,8 +431,10 @@ def _table(
 ) -> pd.DataFrame:
     """Ablate the heads `by_layer` (layer to heads) one at a time; return a DataFrame with a row per head.
 
-    `draws` is the number of controls per head, `prepared` the run without ablation and its value of each sequence. The
-    table's `attrs` hold the intact values and the sums of effects over heads, per sequence.
+    Columns: `layer, head, value, delta, delta_se, delta_p, delta_p_floor, score_rms`, and with draws the control
+    (`control_delta, control_p`, ...). `part` is the removed part, `sequences` are the prompts with the metric, `draws`
+    is the number of controls per head and `seed` draws them, `prepared` is the run without ablation and its value of
+    each sequence. The table's attrs are `intact_per_sequence` and `sums_per_sequence`, the sums of effects over heads.
     """
     intact, intact_value = prepared
     beside = draws > 0 and part.beside_heads
@@ -452,7 +464,8 @@ def _above_control(
 ) -> Float64[np.ndarray, "sequences"]:
     """Return for each sequence the sum over heads of (effect minus the mean effect of the head's controls).
 
-    Heads without controls are left out.
+    `deltas` are the effects of the heads, `controls` the effects of their controls. Heads without controls are left
+    out.
     """
     exists = ~np.isnan(controls[:, :, 0])
     above = [
@@ -466,8 +479,9 @@ def _effects(
 ) -> dict[int, LayerEffects]:
     """Ablate heads one at a time, and their controls (random parts, or other heads); return effects by layer.
 
-    `by_layer` is a dict from layer to heads, `draws` the number of controls per head, `intact` the run without
-    ablation.
+    The result is a dict from layer to `LayerEffects`. `part` is the removed part, `sequences` are the prompts with the
+    metric, `by_layer` is a dict from layer to heads, `draws` the number of controls per head, `seed` draws them,
+    `intact` is the run without ablation.
     """
     view, others, ablated = intact.view, dict[int, list[list[int]]](), by_layer
     if draws and part.beside_heads:
@@ -498,7 +512,10 @@ def _joined(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Join the tables of all jobs with the estimates of a screen; return the table and a dict of its `attrs`.
 
-    `estimated` is the table of estimates, None without a screen.
+    `estimated` is the table of estimates, None without a screen; with it, heads that were not measured get rows with
+    NaN effects. `sequences` are the prompts with the metric. The attrs are `intact_value, intact_value_se`, `screen`
+    (None, or a dict with `kind, top, control, rank_correlation, pvalue`) and, without a screen, `sums_per_sequence`.
+    The given tables are not changed.
     """
     attrs: dict[str, Any] = {**intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
