@@ -151,7 +151,8 @@ def swapped_key_means(
     spans: list[tuple[int, int]],
     swaps: list[tuple[int, int]],
 ) -> Float64[Tensor, "swaps *rows 2"]:
-    """Return the mean attention weights in both slots of each swap, after the keys of two blocks exchanged positions.
+    """Return the last query's mean attention weights in both slots of each swap, after the keys of two blocks exchanged
+    positions.
 
     Args:
         logits_of: function from (indices of keys, their new positions) to logits, -inf at masked positions.

@@ -28,8 +28,8 @@ class MetricValue(float):
     >>> round(value.value, 2), round(value.se, 4), len(value.per_sequence)
     (0.11, 0.0019, 8)
 
-    `tls.evaluate` returns it. `a - b` of two values over the same sequences is a paired `Effect`, and raises ValueError
-    for other sequences. The difference from a number is a number.
+    `tls.evaluate(model, task)` returns it for a model and a `tls.Task`. `a - b` of two values over the same sequences
+    is a paired `Effect`, and raises ValueError for other sequences. The difference from a number is a number.
 
     Attributes:
         per_sequence: value of each sequence [sequences].
@@ -49,7 +49,10 @@ class MetricValue(float):
     texts: tuple[str, ...] | None = None
 
     def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> MetricValue:
-        """Return the mean over sequences as a float of this class."""
+        """Return the mean over sequences as a float of this class.
+
+        `per_sequence`: the values whose mean is taken. Further arguments are fields, not used here.
+        """
         return super().__new__(cls, per_sequence.mean())
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -66,7 +69,8 @@ class MetricValue(float):
         return standard_error(self.per_sequence, self.distinct)
 
     def table(self) -> pd.DataFrame:
-        """Return a DataFrame with a row per sequence: `text`, a column per label of the task, and `value`.
+        """Return a DataFrame with a row per sequence and the columns `text` (the prompt), one per label of the task,
+        and `value` (the metric).
 
         `value.table().groupby("condition")["value"].mean()` gives the means by the label `condition`. A label with the
         name `text` replaces the text.
@@ -96,7 +100,13 @@ class MetricValue(float):
 class Effect(float):
     """The mean difference of two values over the same sequences, in the metric's unit: a number with error and p-value.
 
-    `tls.evaluate(model, task) - intact` returns it, as does `tls.tasks.paired_effect(ablated, intact)`.
+        intact = tls.evaluate(model, task)
+        with tls.ablate(model, "L0H3", "output"):  # the head, and the part of it that is removed
+            effect = tls.evaluate(model, task) - intact
+        effect.value, effect.se, effect.pvalue
+
+    `tls.tasks.paired_effect(ablated, intact)` returns the same for two `MetricValue`s. The difference of values on
+    other sequences raises ValueError.
 
     Attributes:
         value: mean difference, in the unit of the metric.
@@ -263,5 +273,7 @@ def sign_flip_floor(
 
 @cache
 def _floor_of_flips(counted: tuple[bool, ...], seed: int) -> float:
-    """Return `sign_flip_p` of differences that are 1 where `counted` is True and 0 elsewhere."""
+    """Return `sign_flip_p` of differences that are 1 where `counted` is True and 0 elsewhere. `seed`: of the random
+    flips for more than 13 differences.
+    """
     return sign_flip_p(np.array(counted, dtype=np.float64), seed)
