@@ -33,7 +33,7 @@ class HeadCard:
     """The card of one attention head, made by `tls.report.head_card`: a notebook shows a page, a terminal text.
 
         heads = tls.analyze_heads(model)
-        card = tls.report.head_card(heads, "L16H0", model=model)  # head table, head, and the model for its eigenvalues
+        card = tls.report.head_card(heads, "L16H0", model=model)  # model: adds eigenvalues
         Path("L16H0.html").write_text(card.html)
 
     It only holds what `head_card` was given; it measures nothing and cannot be changed.
@@ -44,7 +44,7 @@ class HeadCard:
             limits of the numbers), `body` (HTML) and `text`.
         html: the page as a string of HTML, without scripts or requests.
 
-    Not established: what the head does. `head_card` raises ValueError for a table that lacks the head.
+    Not established: what the head does. `head_card` raises BadHead for a head that the table lacks.
     """
 
     name: str

@@ -77,7 +77,9 @@ def spectral_layers(
 
 
 def layers_of(model: Any) -> dict[int, SpectralRoPE]:
-    """Return the `SpectralRoPE` modules of a model as a dict from layer. Raises TypeError if it has none."""
+    """Return the `SpectralRoPE` modules of a spectral model as a dict from layer number; they are the model's own, not
+    copies. Raises TypeError if it has none.
+    """
     layers = getattr(model, "spectral", None)
     modules = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
     if not modules:
@@ -88,14 +90,17 @@ def layers_of(model: Any) -> dict[int, SpectralRoPE]:
 
 
 def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
-    """Return the `SpectralRoPE` modules of a ModuleDict as a dict from the layer's number."""
+    """Return the `SpectralRoPE` modules of a ModuleDict, which has layers as text, as a dict from the layer's
+    number.
+    """
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
 def spectral_geometry(
     geometry: RotaryGeometry | None, module: SpectralRoPE | None, *, live: bool = False
 ) -> RotaryGeometry | None:
-    """Return a layer's rotary pairs with the frequencies, gain and phase of its learned module.
+    """Return a copy of a layer's rotary pairs (`geometry`) with the frequencies, gain and phase of `module`, its
+    learned rotation.
 
     Without geometry or module, `geometry` is returned unchanged. `live`: True lets gradients pass through gain and
     phase to the module's parameters.
@@ -109,7 +114,7 @@ def spectral_geometry(
 def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeometry) -> None:
     """Raise UnsupportedArchitecture if a layer rotates backwards, or does not rotate the first columns in pairs.
 
-    `index`: the layer. `geometry`: its rotary pairs.
+    `view`: the model, for its name in the message. `index`: the layer. `geometry`: its rotary pairs.
     """
     apart, pairs = int(geometry.imag_index[0] - geometry.real_index[0]), len(geometry.theta)
     if apart < 0:
@@ -125,7 +130,7 @@ def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeomet
 
 
 def _tie(layers: nn.ModuleDict) -> None:
-    """Replace the parameters of all modules by those of the first, so that all share them.
+    """Replace, in place, the parameters of all modules by the parameters of the first, so that all layers share them.
 
     Raises ValueError if their inverse frequencies differ.
     """

@@ -23,11 +23,13 @@ RankMethod = Literal["hybrid", "rank"]
 class PartialCorrelation:
     """A rank correlation of x and y after controls were removed from both; `tls.stats.partial_spearman` returns it.
 
-        result = tls.stats.partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac"]], layers=heads["layer"])
+        heads = tls.analyze_heads(model)
+        controls, layers = heads[["dir_frac"]], heads["layer"]
+        result = tls.stats.partial_spearman(heads["D_head"], heads["prev"], controls, layers=layers)
         result.statistic, result.pvalue
 
-    Here `heads` is the table of `tls.analyze_heads`; x and y are its columns `D_head` and `prev`, the control is
-    `dir_frac`, and heads are compared within their layer.
+    Here x and y are the columns `D_head` and `prev` of the head table, the control is `dir_frac`, and heads are
+    compared within their layer.
 
     Attributes:
         statistic: the correlation, -1 to 1, or NaN.

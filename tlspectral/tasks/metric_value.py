@@ -69,8 +69,8 @@ class MetricValue(float):
         return standard_error(self.per_sequence, self.distinct)
 
     def table(self) -> pd.DataFrame:
-        """Return a DataFrame with a row per sequence and the columns `text` (the prompt), one per label of the task,
-        and `value` (the metric).
+        """Return a DataFrame with a row per sequence and the columns `text` (the prompt, if known), one per label of
+        the task, and `value` (the metric).
 
         `value.table().groupby("condition")["value"].mean()` gives the means by the label `condition`. A label with the
         name `text` replaces the text.
