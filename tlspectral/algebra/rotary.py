@@ -57,7 +57,7 @@ class RotaryGeometry:
 
     @property
     def n_pairs(self) -> int:
-        """Number of rotary pairs."""
+        """Number of rotary pairs of a head in this layer."""
         return self.theta.shape[-1]
 
     @property
@@ -67,13 +67,15 @@ class RotaryGeometry:
 
     @property
     def still_columns(self) -> Int64[Tensor, "columns"]:
-        """Indices [columns] of the head's columns that are not rotated."""
+        """Indices [columns] of the columns of a head (of queries and keys) that are not rotated."""
         still = torch.ones(self.d_head, dtype=torch.bool)
         still[self.real_index] = still[self.imag_index] = False
         return still.nonzero().flatten()
 
     def of_heads(self, heads: list[int] | slice) -> "RotaryGeometry":
-        """Return the geometry of some query heads, in the given order; for an ordinary layer, the same geometry."""
+        """Return a geometry with the rows of some query heads, in the given order; an ordinary layer, whose heads
+        rotate alike, returns itself.
+        """
         if not self.per_head:
             return self
         gain, phase = (None if value is None else value[heads] for value in (self.gain, self.phase))
@@ -111,7 +113,7 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
 
 
 def require_one_reading(frequencies: Any) -> None:
-    """Raise ValueError if `frequencies`, a choice of rotary pairs, has two readings; the message says both.
+    """Raise ValueError if `frequencies`, a user's choice of rotary pairs, has two readings; the message says both.
 
     Such values are two columns as torch.where returns them (heads and their pairs), and an array of the numbers 0 and 1
     (two pairs, or a mask).
@@ -162,7 +164,9 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
 
 
 def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return values in at least float32: half precision would round away angles and small differences of scores."""
+    """Return values in float32, or in their own dtype if it is wider: half precision would round away angles and small
+    differences of scores.
+    """
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -193,7 +197,9 @@ def times_phase(
     cos: Float[Tensor, "*table"],
     sin: Float[Tensor, "*table"],
 ) -> tuple[Float[Tensor, "*product"], Float[Tensor, "*product"]]:
-    """Return real and imaginary part of `(real + i imag) (cos + i sin)`, which rotates each pair by its angle."""
+    """Return the real and the imaginary part, two tensors, of `(real + i imag) (cos + i sin)`, which rotates each pair
+    by its angle.
+    """
     return real * cos - imag * sin, imag * cos + real * sin
 
 
@@ -203,7 +209,8 @@ def rotate(
     sin: Float[Tensor, "*heads #pos pairs"],
     geometry: RotaryGeometry,
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """Return `x` with each rotary pair rotated by its angle at its position; other columns are unchanged.
+    """Return a copy of `x` (queries or keys) with each rotary pair rotated by its angle at its position; other columns
+    are unchanged.
 
     `cos`, `sin`: tables of the angles. `-sin` instead of `sin` rotates backwards. `geometry` tells which columns form a
     pair. Tables with a head axis need `x` of shape [..., heads, pos, d_head].
@@ -217,7 +224,8 @@ def rotate(
 def with_gain_and_phase(
     queries: Float[Tensor, "*batch heads rows d_head"], geometry: RotaryGeometry
 ) -> Float[Tensor, "*batch heads rows d_head"]:
-    """Return queries multiplied by `gain * exp(i phase)` of a layer with learned rotations; otherwise unchanged.
+    """Return a copy of the queries multiplied by `gain * exp(i phase)` of a layer with learned rotations; in an
+    ordinary layer, `queries` itself.
 
     `queries`: queries, or the rows of W_Q [heads, d_model, d_head]. Both uses give the same score, because the factor
     depends only on head and pair.
@@ -229,7 +237,7 @@ def with_gain_and_phase(
 
 
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
-    """Return a model's cos or sin table with one column per rotary pair.
+    """Return a model's cos or sin table with one column per rotary pair; it may be a view of `table`.
 
     Models store one column per pair, two equal halves, or each column twice in a row.
     """
@@ -245,7 +253,8 @@ def turned_further(
     sin: Float[Tensor, "*batch pos pairs"],
     shift: Float64[Tensor, "heads pairs"],
 ) -> tuple[Float[Tensor, "*batch heads pos pairs"], Float[Tensor, "*batch heads pos pairs"]]:
-    """Return a model's cos and sin tables with `shift` added to the frequencies, with a new axis for the heads.
+    """Return two new tables, a model's cos and sin with `shift` added to the frequencies, with a new axis for the heads
+    and in float32 or wider.
 
     `cos`, `sin`: tables for positions 0, 1, .... `shift`: radians per token, for each head and pair.
     """
@@ -270,7 +279,8 @@ def phase_norms(
     w_k: Float64[Tensor, "heads d_model d_head"],
     geometry: RotaryGeometry,
 ) -> PhaseNorms:
-    """Return the Frobenius norms of the real and the imaginary part of every M_t, the complex matrix of rotary pair t.
+    """Return `PhaseNorms` (`.re`, `.im`, each [heads, pairs]): Frobenius norms of the real and the imaginary part of
+    every M_t, the complex query-key matrix of rotary pair t.
 
     See "Fingerprint, Not Blueprint", section 7. Only inner products of columns are needed. With a, c the real and
     imaginary columns of W_Q and b, d of W_K: `Re M_t = a b^T + c d^T` and `Im M_t = c b^T - a d^T`. A vanishing part
@@ -324,9 +334,11 @@ class PhaseMetrics(NamedTuple):
 
 
 def phase_metrics(norms: PhaseNorms, geometry: RotaryGeometry) -> PhaseMetrics:
-    """Return three numbers per head about its rotary phase ("Fingerprint, Not Blueprint", section 7).
+    """Return `PhaseMetrics`, three tensors [heads] about the rotary phase of each head ("Fingerprint, Not Blueprint",
+    section 7).
 
-    M_t is the complex query-key matrix of rotary pair t, theta_t its frequency.
+    `norms`: Frobenius norms of Re M_t and Im M_t. `geometry`: frequencies of the pairs. M_t is the complex query-key
+    matrix of rotary pair t, theta_t its frequency.
 
     * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms not squared, in [0, 1].
     * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token.

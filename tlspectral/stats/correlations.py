@@ -172,6 +172,9 @@ def residual_correlation(
 class FalseDiscovery:
     """P-values adjusted by Benjamini and Hochberg, in the order of the input; `benjamini_hochberg` returns it.
 
+        result = tls.stats.benjamini_hochberg([0.01, 0.02, 0.5])  # the p-values of one family of tests
+        result.q, result.n
+
     Attributes:
         q: adjusted p-values [tests]: the smallest false discovery rate at which the test is rejected.
         n: number of tests in the family, without NaN.

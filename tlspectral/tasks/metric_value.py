@@ -188,7 +188,7 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
 def row_sums(
     per_sequence: Float64[np.ndarray, "*rows sequences"], distinct: Int[np.ndarray, "sequences"] | None
 ) -> Float64[np.ndarray, "*rows distinct"]:
-    """Return the sum of `per_sequence` over equal sequences, one sum per distinct sequence.
+    """Return sums of `per_sequence` over equal sequences, [..., distinct]: one sum per distinct sequence.
 
     `distinct`: an integer per sequence, the same for equal sequences. None: all differ, and the values are returned.
     """
