@@ -34,7 +34,8 @@ def is_array(value: Any) -> bool:
 
 
 def values(given: Any) -> list[Any] | None:
-    """Return the entries of a container as a list; None for text, mappings, frames and single values.
+    """Return the entries of a container (list, set, array, tensor or column of any library) as a new list; None for
+    text, mappings, frames and single values.
 
     Arrays become nested lists, also arrays inside a column. Entries of a list stay as they are, but single numbers of a
     library become Python numbers.

@@ -264,8 +264,8 @@ class HeadMetrics:
 
     λ are the eigenvalues of M and s its singular values.
 
-    * `status`: `zero` (M is 0), `defective` (the weights do not determine the eigenvalues), `rank_deficient` (rank below k)
-      or `ok`.
+    * `status`: `zero` (M is 0), `defective` (the weights do not determine the eigenvalues), `rank_deficient` (rank
+      below k) or `ok`.
     * `rank`: number of singular values above the rank tolerance.
     * `dir_frac` = ||M_A|| / ||M||: 0 for a symmetric M, 1 for an antisymmetric M.
     * `D_head` = sum |Im λ| / sum |λ|.

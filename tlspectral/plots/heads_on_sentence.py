@@ -109,7 +109,8 @@ def _framed(heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
 
 
 def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:
-    """Return the figure of a wall (attention of all heads on one sentence, and effects of removing each head).
+    """Return a new figure of the wall `shown` (attention of all heads on one sentence, and effects of removing each
+    head).
 
     `framed` is a dict from (layer, head) to the detector that frames the head, such as "prev".
     """
@@ -241,8 +242,8 @@ def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], la
 
 
 def _answer(removal: Removal) -> str:
-    """Return the sentence of the caption that explains the bars: the quantity that changes, its value with all heads
-    and its standard error.
+    """Return the sentence of the caption that explains the bars, from `removal`, the effects of removing each head: the
+    quantity that changes, its value with all heads and its standard error.
     """
     if not removal.of_task:
         return (

@@ -24,7 +24,8 @@ _IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
 
 
 def head_data(heads: pd.DataFrame) -> str:
-    """Return a head table as JSON text for the page's script: columns with meaning and colour scale, and their values.
+    """Return a head table as JSON text for the page's script, with the keys identity, columns (meaning and colour
+    scale), nullMetrics, detectors, values and page (address of the public page).
 
     The text may stand inside a script element. Numbers have 6 significant digits. NaN becomes null, infinities the
     texts "Infinity" and "-Infinity", because JSON has no such numbers.

@@ -93,8 +93,8 @@ class Measurement:
         return finished_jobs(jobs, self.kept, n_jobs=self.n_jobs, **how)
 
     def table(self, frame: pd.DataFrame | Mapping[str, Any], **attrs: Any) -> pd.DataFrame:
-        """Return `frame` as a DataFrame with the columns in the order of the schema; its `attrs` get `origin`,
-        `settings` and the given `attrs`.
+        """Return `frame`, a DataFrame or a dict of columns, as a new DataFrame with the columns in the order of the
+        schema; its `attrs` get `origin`, `settings` and the given `attrs`.
         """
         return self.schema.frame(frame, {**self.origin, **self.settings, **attrs})
 
@@ -258,10 +258,10 @@ def _missing(
     take: Callable[[str, pd.DataFrame], None],
     failed: Callable[[str, JobFailure], None] | None,
 ) -> Iterator[Job]:
-    """Yield the jobs that the folder does not have.
+    """Yield the jobs whose tables the folder does not have; without a folder, all jobs.
 
     The function also adds each job's `items` to `sizes`, calls `take` with the name and table of each stored job, and
-    calls `failed` for a stored job that cannot be read.
+    calls `failed` for a stored job that cannot be read (if `failed` is None, its error is raised).
     """
     for job in jobs:
         sizes[job.name] = job.items
@@ -363,7 +363,7 @@ def _made_there(
 
 
 def backend_configured() -> bool:
-    """Return whether the caller chose joblib's backend with `joblib.parallel_config`."""
+    """Return whether the caller (a user of this package) chose joblib's backend with `joblib.parallel_config`."""
     # A preference changes the active backend only if no backend is configured.
     configured = type(joblib.parallel.get_active_backend(prefer="threads")[0])
     default = type(joblib.parallel.get_active_backend(prefer="processes")[0])
@@ -400,7 +400,10 @@ class _OwnWorkers:
     """State of the worker processes that joblib started for this package; joblib has one set and would keep it for
     minutes.
 
-    blocks: number of open `workers_kept` blocks. started: whether processes were started since the last shutdown.
+    Attributes:
+        lock: guards the other two.
+        blocks: number of open `workers_kept` blocks.
+        started: True if processes were started since the last shutdown.
     """
 
     lock: AbstractContextManager[Any]
@@ -448,7 +451,8 @@ def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return one table with the rows of several named tables, which `unbundled` takes apart. At least one table must
     have rows.
 
-    The column `table` holds the tables' names, `attrs["tables"]` their columns and dtypes. Index and `attrs` are lost.
+    The column `table` holds the tables' names, `attrs["tables"]` their columns and dtypes. Index and `attrs` of the
+    given tables are lost.
     """
     columns = {
         name: {str(column): str(kind) for column, kind in table.dtypes.items()} for name, table in tables.items()
