@@ -84,7 +84,7 @@ def named_fields(given: Any) -> dict[str, Any] | None:
 
 
 def column_names(given: Any) -> list[str] | None:
-    """Return the column names of a frame of any library or of a structured array; None for anything else."""
+    """Return the column names of a frame of any library or of a structured array; None for any other value."""
     if type(given) in (list, tuple):  # a shortcut: this function is called for many short lists
         return None
     if fields := _field_names(given):

@@ -232,7 +232,9 @@ def kind_of(value: Any) -> str:
 
 
 def _kind_of_text(text: str) -> str:
-    """Return `kind_of` of text: the name of a head, layer, receiver, part, ready task or file, or a prompt."""
+    """Return which kind of argument a text is: the name of a head, layer, receiver, part, ready task or file, or a
+    prompt.
+    """
     name = text[:200].strip()
     for kind, names in _KINDS_OF_NAMES.items():
         if re.fullmatch(names, name, re.IGNORECASE):
@@ -241,7 +243,9 @@ def _kind_of_text(text: str) -> str:
 
 
 def _kind_of_entries(values: Iterable[Any]) -> str:
-    """Return `kind_of` of a list, tuple or set, by its first entries."""
+    """Return which kind of argument a list, tuple or set is, such as "a list of heads", by its first entries; "" if it
+    is not recognised.
+    """
     entries = [entry for entry, _ in zip(values, range(8), strict=False)]
     numbers = [isinstance(entry, int) and not isinstance(entry, bool) for entry in entries]
     if entries and all(numbers):

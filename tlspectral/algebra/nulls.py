@@ -157,7 +157,7 @@ def dir_frac_null(
     dir_frac = ||M_A|| / ||M|| is the antisymmetric share of a matrix M with the head's singular values. dir_frac^2 = (1
     - x) / 2, where x = tr(M^2) / ||M||^2 has the mean 1/n and a known variance. The square root is taken by the delta
     method; its relative error in the deviation is of order n^-2. The deviation is about 1/(2n), so nearly every trained
-    head has a large z. `n`: dimension of M, at least 2. NaN for a zero head.
+    head has a large z. `singular_values`: of each head's M. `n`: dimension of M, at least 2. NaN for a zero head.
     """
     mean, variance = _moments(singular_values, n)
     centre = np.sqrt((1 - mean) / 2)

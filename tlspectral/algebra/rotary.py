@@ -135,11 +135,12 @@ def require_one_reading(frequencies: Any) -> None:
 
 
 def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
-    """Return a boolean mask [pairs], True for chosen rotary pairs; `frequencies` holds their indices, or is a mask.
+    """Return a boolean mask [pairs], True for chosen rotary pairs; `frequencies` (a user's choice) holds their indices,
+    or is a mask; `n_pairs` is the number of rotary pairs of a head.
 
     Raises:
         ValueError: a mask of another length, numbers that are not indices, pairs that do not exist, or a value with two
-            readings (see `require_one_reading`).
+            readings, such as an array of 0 and 1.
     """
     require_one_reading(frequencies)
     listed = not isinstance(frequencies, Tensor) and isinstance(frequencies, Iterable)
@@ -186,7 +187,9 @@ def in_float64_on_cpu(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
 def summed(
     values: Float[Tensor, "*shape"], axes: int | tuple[int, ...], *, keepdim: bool = False
 ) -> Float64[Tensor, "*summed"]:
-    """Return the sum of `values` over `axes`, accumulated in float64; on the CPU if the device may lack float64."""
+    """Return the sum of `values` over `axes`, accumulated in float64; on the CPU if the device may lack float64.
+    `keepdim`: True keeps the summed axes with length 1.
+    """
     values = values if values.device.type in _HAVE_FLOAT64 else values.cpu()
     return values.sum(axes, keepdim=keepdim, dtype=torch.float64)
 
@@ -227,8 +230,8 @@ def with_gain_and_phase(
     """Return a copy of the queries multiplied by `gain * exp(i phase)` of a layer with learned rotations; in an
     ordinary layer, `queries` itself.
 
-    `queries`: queries, or the rows of W_Q [heads, d_model, d_head]. Both uses give the same score, because the factor
-    depends only on head and pair.
+    `geometry`: the layer's rotary pairs with gain and phase. `queries`: queries, or the rows of W_Q [heads, d_model,
+    d_head]. Both uses give the same score, because the factor depends only on head and pair.
     """
     if geometry.gain is None or geometry.phase is None:
         return queries
@@ -239,7 +242,8 @@ def with_gain_and_phase(
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
     """Return a model's cos or sin table with one column per rotary pair; it may be a view of `table`.
 
-    Models store one column per pair, two equal halves, or each column twice in a row.
+    `geometry` gives the number of pairs. Models store one column per pair, two equal halves, or each column twice in a
+    row.
     """
     n_pairs = geometry.n_pairs
     if table.shape[-1] == n_pairs:
@@ -282,11 +286,11 @@ def phase_norms(
     """Return `PhaseNorms` (`.re`, `.im`, each [heads, pairs]): Frobenius norms of the real and the imaginary part of
     every M_t, the complex query-key matrix of rotary pair t.
 
-    See "Fingerprint, Not Blueprint", section 7. Only inner products of columns are needed. With a, c the real and
-    imaginary columns of W_Q and b, d of W_K: `Re M_t = a b^T + c d^T` and `Im M_t = c b^T - a d^T`. A vanishing part
-    has rounding of about 1e-8 of `||M_t||`. `attention_scaling` is left out, as it multiplies every M_t alike. For a
-    layer with learned rotations `w_q` must already contain gain and phase (`with_gain_and_phase`), because they mix
-    real and imaginary parts.
+    `w_q`, `w_k`: weights of the heads. `geometry`: columns of the pairs. See "Fingerprint, Not Blueprint", section 7.
+    Only inner products of columns are needed. With a, c the real and imaginary columns of W_Q and b, d of W_K: `Re M_t
+    = a b^T + c d^T` and `Im M_t = c b^T - a d^T`. A vanishing part has rounding of about 1e-8 of `||M_t||`.
+    `attention_scaling` is left out, as it multiplies every M_t alike. For a layer with learned rotations `w_q` must
+    already contain gain and phase (`with_gain_and_phase`), because they mix real and imaginary parts.
     """
     re, im = phase_squares(w_q, w_k, geometry)
     return PhaseNorms(re.clamp_min(0).sqrt(), im.clamp_min(0).sqrt())
@@ -299,8 +303,8 @@ def phase_squares(
 ) -> tuple[Float[Tensor, "heads pairs"], Float[Tensor, "heads pairs"]]:
     """Return the squared norms of `Re M_t` and `Im M_t` as two tensors [heads, pairs], with gradients.
 
-    M_t is the complex query-key matrix of rotary pair t. The square of a vanishing part is rounding, which can be
-    negative.
+    `w_q`, `w_k`: weights of the heads. `geometry`: columns of the pairs. M_t is the complex query-key matrix of rotary
+    pair t. The square of a vanishing part is rounding, which can be negative.
     """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)
@@ -312,7 +316,8 @@ def _pair_products(
 ) -> tuple[Float[Tensor, "heads pairs"], ...]:
     """Return three tensors [heads, pairs] of inner products of each pair's columns: real.real, imag.imag, real.imag.
 
-    `w`: W_Q or W_K of the heads. One head is computed at a time, to save memory.
+    `w`: W_Q or W_K of the heads. `geometry`: which columns are the real and imaginary coordinates of each pair. One
+    head is computed at a time, to save memory.
     """
     products = []
     for head in w:

@@ -125,7 +125,9 @@ def singular_values(core: ThinCore) -> Float64[Tensor, "heads m"]:
 
 
 def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
-    """Return the eigenvalues of M_S = (M + M^T) / 2 on the joint column space, ascending; all others of M_S are 0."""
+    """Return for each head in `core` the eigenvalues of M_S = (M + M^T) / 2 on the joint column space, ascending; all
+    others of M_S are 0.
+    """
     square = core.square()
     return torch.linalg.eigvalsh((square + square.mT) / 2)
 
@@ -181,7 +183,8 @@ class Spectrum:
 
 
 def spectrum(core: ThinCore) -> Spectrum:
-    """Return the `Spectrum` of a layer: singular values, eigenvalues with their condition, and eigenvalues of M_S.
+    """Return the `Spectrum` of the heads in `core`: singular values, eigenvalues with their condition, and eigenvalues
+    of M_S.
 
     See "Fingerprint, Not Blueprint", section 3. The error of an eigenvalue is up to `eigenvector_condition` times 1e-16
     ||M||, so a large condition means that the weights do not determine it.
@@ -191,7 +194,7 @@ def spectrum(core: ThinCore) -> Spectrum:
 
 
 def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
-    """Return an array per head: rotation angles in radians, one for each block of the real Schur form of M.
+    """Return an array per head in `core`: rotation angles in radians, one for each block of the real Schur form of M.
 
     A 2 x 2 block gives the argument of its eigenvalue, in (0, pi). A 1 x 1 block gives 0 or pi by its sign. Blocks are
     in LAPACK's order. The angles belong to M on the residual stream; they are not angles of RoPE. See "Fingerprint, Not
@@ -243,7 +246,8 @@ def _trimmed_angles(
 
 
 def rank_tolerance(storage_dtype: torch.dtype, d_model: int, d_head: int) -> float:
-    """Return the share of the largest singular value below which a singular value counts as rounding of stored weights.
+    """Return the share of the largest singular value below which a singular value counts as rounding of weights that
+    were stored as `storage_dtype`.
 
     It is max(d_model, d_head) eps for storage in 32 bits or more, and eps for 16 bits or less.
     """

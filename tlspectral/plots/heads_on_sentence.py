@@ -194,7 +194,8 @@ def _square(
     """Return an RGB image [side, side, 3] of one head's attention, given without the first query and key.
 
     `sink` is the position of a second attention sink in the sentence, whose key is drawn in grey; below 1 there is
-    none. If a pixel covers several weights, it shows the largest.
+    none. `colours` is the colour scale, `side` the size in pixels. If a pixel covers several weights, it shows the
+    largest.
     """
     n, keys = len(attention), np.arange(1, len(attention) + 1)
     if n > side:

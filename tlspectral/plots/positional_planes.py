@@ -170,8 +170,8 @@ def circle_entry() -> tuple[Line2D, str]:
 
 
 def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
-    """Draw error bars of one standard error around the heads in `shown`, from the columns s_pos_se and s_sym_se; draw
-    none if a column is missing. A head whose error is NaN gets no bar.
+    """Draw into `axes` error bars of one standard error around the heads in `shown`, from the columns s_pos_se and
+    s_sym_se; draw none if a column is missing. A head whose error is NaN gets no bar.
     """
     if "s_pos_se" not in shown or "s_sym_se" not in shown:
         return
@@ -227,8 +227,8 @@ def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> 
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
-    """Return (a DataFrame with the rows without NaN in `columns`, a note as text that counts the other rows); the note
-    is None if no row is left out.
+    """Return (a DataFrame with the rows of `table` without NaN in `columns`, a note as text that counts the other
+    rows); the note is None if no row is left out.
     """
     complete = table.dropna(subset=columns)
     count = len(table) - len(complete)

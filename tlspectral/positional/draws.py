@@ -62,9 +62,9 @@ def prompts_of_task(
     """Return one `DrawnPrompts` (prompts of token ids, queries and swaps) per draw of a task, tokenised for a model and
     checked.
 
-    `swaps`: which pairs of blocks swap: "kept" (all pairs without the first block), "all", "per_query" (each block with
-    the queried block) or pairs of block indices. `mode`: "prompt" also checks that swaps keep the tokens; "key" does
-    not. `seed`: the seeds of the draws are made from it.
+    `view`: the model. `swaps`: which pairs of blocks swap: "kept" (all pairs without the first block), "all",
+    "per_query" (each block with the queried block) or pairs of block indices. `mode`: "prompt" also checks that swaps
+    keep the tokens; "key" does not. `seed`: the seeds of the draws are made from it.
 
     Raises:
         ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer merges across blocks,
@@ -90,10 +90,10 @@ def prompts_given(
 ) -> list[DrawnPrompts]:
     """Return one `DrawnPrompts` (prompts of token ids, queries and swaps) per given prompt, tokenised for a model.
 
-    `every_query`: True makes every token of the suffix a query; False only the last. `swaps`: "kept" (all pairs without
-    the first block), "all" or pairs of block indices. `mode`: "prompt" also checks that swaps keep the tokens. `seed`:
-    of the random null of the score correlation. Raises ValueError for text that cannot be tokenised block by block, and
-    for swaps that do not exist.
+    `view`: the model. `every_query`: True makes every token of the suffix a query; False only the last. `swaps`: "kept"
+    (all pairs without the first block), "all" or pairs of block indices. `mode`: "prompt" also checks that swaps keep
+    the tokens. `seed`: of the random null of the score correlation. Raises ValueError for text that cannot be tokenised
+    block by block, and for swaps that do not exist.
     """
     all_prompts = []
     for number, prompt in enumerate(prompts):
@@ -139,9 +139,10 @@ def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | 
     """Return the jobs of one draw: one for the unchanged prompts and, for `mode="prompt"`, one per group of swaps. A
     job returns one DataFrame that bundles tables of attention weights.
 
-    `how`: keyword arguments of `BlockReading`: mode, per_frequency, logit_scale, heads. `folder`: folder of finished
-    jobs, or None. If it has jobs of an earlier `per_frequency=True` call, these are used, because their tables contain
-    the heads too. A job's function takes an `AttentionView`, so a worker process receives the model once.
+    `drawn`: the prompts of the draw. `how`: keyword arguments of `BlockReading`: mode, per_frequency, logit_scale,
+    heads. `folder`: folder of finished jobs, or None. If it has jobs of an earlier `per_frequency=True` call, these are
+    used, because their tables contain the heads too. A job's function takes an `AttentionView`, so a worker process
+    receives the model once.
     """
     mode, swaps = how["mode"], drawn.every_swap
     wide = f"{mode}_frequencies_{drawn.name}"
@@ -185,8 +186,9 @@ def scored_draw(
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
     """Return a function from the index of a queried block to the list of pairs of blocks that swap for it.
 
-    `swaps`: "kept" (all pairs without the first block), "all", "per_query" (each block with the queried block) or pairs
-    of block indices. Raises ValueError if no blocks swap.
+    `task`: the block task, whose `swapped` blocks take part. `swaps`: "kept" (all pairs without the first block),
+    "all", "per_query" (each block with the queried block) or pairs of block indices. Raises ValueError if no blocks
+    swap.
     """
     blocks = swapped_blocks(task)
     if swaps == "per_query":

@@ -195,7 +195,10 @@ def swapped_key_means(
 def _mean_squared_change(
     moved: Float64[Tensor, "*batch n r"], fixed: Float64[Tensor, "*batch n r"]
 ) -> Float64[Tensor, "*batch"]:
-    """Return the mean over all pairs of rows (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
+    """Return the mean over all pairs of rows (k, j) of `((moved_k - moved_j) . fixed_j)^2`.
+
+    `moved`: the factor of the logit (content or place) that changes from row j to row k. `fixed`: the other factor.
+    """
     deviations = centred(moved, dim=-2)
     covariance = deviations.mT @ deviations / moved.shape[-2]
     # A quadratic form that vanishes can round to below 0.

@@ -143,8 +143,9 @@ def last_query(
 def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "heads n"], raw: RawAttention) -> None:
     """Raise ScoreMismatch unless the softmax of our recomputed logits equals the model's attention pattern.
 
-    `seen`: factors of the recomputed logits. `pattern`: the last query's row of the model's pattern; a layer with a
-    window may give only its last columns. The tolerance for patterns is the same as in `verify_scores`.
+    `layer`: number of the layer, for the message. `raw`: its attention weights and settings. `seen`: factors of the
+    recomputed logits. `pattern`: the last query's row of the model's pattern; a layer with a window may give only its
+    last columns. The tolerance for patterns is the same as in `verify_scores`.
     """
     logits = seen.head_logits()
     theirs = torch.nn.functional.pad(pattern.detach(), (logits.shape[-1] - pattern.shape[-1], 0))

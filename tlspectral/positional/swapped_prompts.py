@@ -224,7 +224,7 @@ def _task_attrs(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd
 
 
 def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] | None, dict[str, Any]]:
-    """Find equal prompts among the given prompts, and warn about them.
+    """Find equal prompts among the given prompts in `drawn`, and warn about them.
 
     Return an array with a number per prompt, the same for equal prompts, and a dict with the key "prompt_notes" for the
     table's attrs. Returns (None, {}) if all prompts differ.
@@ -241,7 +241,8 @@ def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Te
     """Return a list with the token ids of each of the prompts whose loss tells whether hooks on the model have changed
     since a folder was made.
 
-    For a task only the first draw counts, so that later calls may add draws. `task` is None for given prompts.
+    For a task only the first draw counts, so that later calls may add draws. `drawn`: the tokenised prompts of each
+    draw. `task` is None for given prompts.
     """
     return [draw.prompts[0].tokens() for draw in (drawn if task is None else drawn[:1])]
 
@@ -350,7 +351,8 @@ def _standard_error(
 ) -> Float64[np.ndarray, "*rows"]:
     """Return the standard error of the mean over draws for each row, ignoring NaN.
 
-    `distinct`: a number per draw; draws with the same number are equal and count as one observation. None: all differ.
+    `by_draw`: a value of each row in each draw. `distinct`: a number per draw; draws with the same number are equal and
+    count as one observation. None: all differ.
     """
     known = ~np.isnan(by_draw)
     count = known.sum(0)

@@ -98,8 +98,8 @@ class Evidence:
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
     def rows(self, name: str) -> Mapping[Pair, Rows]:
-        """Return a dict from (layer, head) to the head's rows (dicts) of one kind of table, such as "sweep"; {} if it
-        was not given.
+        """Return a dict from (layer, head) to the head's rows (dicts) of one kind of table, `name` such as "sweep"; {}
+        if no such table was given.
         """
         return self._rows.get(name, {})
 
@@ -292,7 +292,7 @@ def _directions(name: str, rows: Rows) -> list[Section]:
     """Return [card section] with words that stand for the singular directions of the head's matrices.
 
     `rows` are the head's rows of `head_directions`, as dicts. Directions without significant words are counted, not
-    listed.
+    listed. `name`, the head's name, is not shown.
     """
     sides: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
     for row in rows:
@@ -338,7 +338,7 @@ def _sweep(name: str, rows: Rows) -> list[Section]:
     """Return [card section] with the effects of removing parts of the head.
 
     `rows` are the head's rows of `ablation_sweep`, as dicts: delta is the metric without the part minus the intact
-    metric.
+    metric. `name`, the head's name, is not shown.
     """
     tested = ("delta_p", "delta_p_floor", "control_delta", "control_p", "control_p_floor")
     shown = ("part", "task", "delta", "± se", *tested, "replace")
@@ -352,7 +352,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
     """Return [card section] with the head's positional and symbolic scores, or [] if all rows are about single
     frequencies.
 
-    `rows` are the head's rows of `positional_symbolic`, as dicts.
+    `rows` are the head's rows of `positional_symbolic`, as dicts. `name`, the head's name, is not shown.
     """
     whole = [row for row in rows if _missing(row.get("frequency"))]
     if not whole:

@@ -206,7 +206,10 @@ def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
 
 
 def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
-    """Return a script element with a JSON dict from head name to the HTML of its card; "" if no head has a card."""
+    """Return an HTML script element with a JSON dict from head name to the HTML of its card; "" if no head has a card.
+
+    `heads` is the head table, `evidence` the rows of the further tables, from which cards are made.
+    """
     bodies = {
         f"L{layer}H{head}": "".join(section.html() for section in sections)
         for layer, head in zip(heads["layer"], heads["head"], strict=True)

@@ -126,7 +126,7 @@ class SpectralPreTrained(Swapped):
         return self.spectral.parameters()
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Write the spectral parameters to a folder, which `tls.load_model(folder)` reads.
+        """Write the spectral parameters to the folder `save_directory`, which `tls.load_model(folder)` reads.
 
         The folder also gets the name of the model they belong to or, if its weights have changed, these weights. Other
         arguments are ignored. Raises FileExistsError if the folder holds another model, OSError if the disk is full.
@@ -134,11 +134,13 @@ class SpectralPreTrained(Swapped):
         save_with_base(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict of the whole model, or the spectral parameters that `save_pretrained` wrote.
+        """Load into this model, in place, a state dict of the whole model, or the spectral parameters that
+        `save_pretrained` wrote.
 
         Returns torch's report of missing and unexpected keys. Raises RuntimeError if the spectral parameters were saved
         for other weights. This check is skipped if weights were stored beside the parameters and `strict=False`,
-        because a Trainer then loads parameters and weights one after the other.
+        because a Trainer then loads parameters and weights one after the other. `assign`: True takes the given tensors
+        instead of copying their values.
         """
         if IDENTITY not in state_dict:
             return self.own.load_state_dict(self, state_dict, strict=strict, assign=assign)
@@ -249,7 +251,9 @@ def is_spectral_object(model: Any) -> bool:
 
 
 def _ask_for_gradient(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Make the output of the embeddings require a gradient; it is a forward hook and changes `output` in place."""
+    """Make the output of the embeddings require a gradient; it is a forward hook and changes `output` in place.
+    `module` and `inputs` are not used.
+    """
     output.requires_grad_(True)
 
 

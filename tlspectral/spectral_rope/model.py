@@ -133,7 +133,10 @@ class SpectralModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield (name, parameter): the copied model's parameters, then the spectral ones as `spectral.{layer}...`."""
+        """Yield (name, parameter): the copied model's parameters, then the spectral ones as `spectral.{layer}...`. The
+        arguments are as in torch: `prefix` of the names, `recurse` into submodules, `remove_duplicate` for shared
+        parameters.
+        """
         before = f"{prefix}." if prefix else ""
         yield from self.rotated.named_parameters(prefix, recurse, remove_duplicate)
         yield from self.spectral.named_parameters(f"{before}spectral", recurse, remove_duplicate)
@@ -303,9 +306,9 @@ def _prove(
 ) -> None:
     """Raise unless the spectral model's logits depend on every rotated query and key and equal the ordinary model's.
 
-    `run`, `run_base`: functions from tokens to logits of the spectral and the ordinary model. `layers`: learned
-    modules. `identical`: False leaves out the comparison of logits, for a random start. Raises EditNotHonored for a
-    rotation without effect, ScoreMismatch for other logits.
+    `run`, `run_base`: functions from tokens to logits of the spectral and the ordinary model. They run on a short
+    prompt of token ids below `d_vocab`. `layers`: learned modules. `identical`: False leaves out the comparison of
+    logits, for a random start. Raises EditNotHonored for a rotation without effect, ScoreMismatch for other logits.
     """
     tokens = probe_tokens(d_vocab, PROBE_LENGTH)
     rotated: dict[tuple[int, str], Tensor] = {}

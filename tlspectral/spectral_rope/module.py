@@ -140,7 +140,7 @@ class SpectralRoPE(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Add parameters and the constants of `_compared` to the dict `destination`, in place, under names that begin
-        with `prefix`.
+        with `prefix`. `keep_vars`: True keeps gradients; torch calls this method.
         """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: value for name, (value, _) in self._compared().items()})
@@ -322,8 +322,9 @@ def _chosen_heads(
 ) -> tuple[Bool[Tensor, "heads"], Bool[Tensor, "kv_heads"]]:
     """Return two boolean masks: query heads that learn, and key/value heads that learn.
 
-    `heads`: indices of query heads; None for all. Raises ValueError for heads that do not exist, for some but not all
-    query heads that share a key/value head, and for no head.
+    `heads`: indices of query heads that learn; None for all. `n_heads`, `n_kv_heads`: numbers of query and of key/value
+    heads. Raises ValueError for heads that do not exist, for some but not all query heads that share a key/value head,
+    and for no head.
     """
     if heads is None:
         return torch.ones(n_heads, dtype=torch.bool), torch.ones(n_kv_heads, dtype=torch.bool)

@@ -341,7 +341,11 @@ def _digest_of_files(name: str, revision: str | None, state: str | None) -> str:
 
 
 def _tokenizer_of(name: str | None, revision: str | None, config: Any) -> Any:
-    """Return the tokenizer of the model with this name or folder; None if it has none or cannot be read."""
+    """Return the tokenizer of the model with this name or folder; None if it has none or it cannot be read.
+
+    `revision`: of a model on the hub, or None. `config`: the model's config, by which transformers finds some
+    tokenizers.
+    """
     try:
         source = None if name is None else find_source(name, revision)
         if source is None or not source.streams:

@@ -121,7 +121,8 @@ class SpectralHookedTransformer(_Base):
 
     @classmethod
     def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
-        """Return the model in a folder of `save_pretrained`; further arguments go to `tls.load_model`.
+        """Return the `SpectralHookedTransformer` in the folder `model_name`, written by `save_pretrained`; further
+        arguments go to `tls.load_model`.
 
         Any other name is loaded by HookedTransformer's own `from_pretrained`, which gets the further arguments instead.
         """

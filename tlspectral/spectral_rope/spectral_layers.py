@@ -25,9 +25,10 @@ def spectral_layers(
 ) -> nn.ModuleDict:
     """Return new `SpectralRoPE` modules for a model, as a ModuleDict from the layer's number (as text).
 
-    There is one per rotary layer, or per layer with a head of `heads`. `scope`, `heads`, `frequencies`: what shares
-    parameters and what learns, as in `tls.to_spectral`. `seed`: of the noise on phases. `options`: further arguments of
-    `SpectralRoPE`. With `scope="model"` the modules share their parameters.
+    `view`: the model, which is not changed. There is one module per rotary layer, or per layer with a head of `heads`.
+    `scope`, `heads`, `frequencies`: which heads share parameters ("model", "layer", "group" of shared keys, or "head"
+    for none) and which heads and rotary pairs learn (None: all). `seed`: of the noise on phases. `options`: further
+    arguments of `SpectralRoPE`. With `scope="model"` the modules share their parameters.
 
     Raises:
         UnsupportedArchitecture: a chosen layer without rotary positions, or with an unsupported rotation.

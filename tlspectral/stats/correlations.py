@@ -122,7 +122,7 @@ def partial_correlation(
     method: RankMethod,
     layers: Int64[np.ndarray, "rows"] | None = None,
 ) -> PartialCorrelation:
-    """Return the `PartialCorrelation` of the first two columns of a matrix, with the other columns as controls.
+    """Return the `PartialCorrelation` of the first two columns of `variables`, with its other columns as controls.
 
     It has `statistic` (-1 to 1), `pvalue` and the numbers of rows, controls and layers used. `method`: "hybrid"
     regresses raw values on the controls and ranks the residuals; "rank" ranks the columns first. `layers`: layer of

@@ -71,7 +71,8 @@ def require_one_population(heads: pd.DataFrame) -> None:
 
 
 def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarray, "rows columns"]:
-    """Return columns of a table as float64 [rows, columns], in the order of `names`.
+    """Return the columns `names` of the table `heads` as a float64 array [rows, columns], in the order of `names`;
+    missing values are NaN.
 
     Raises:
         ValueError: the table lacks a column, has it twice, or a column has values that are not numbers.
@@ -82,7 +83,9 @@ def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarr
 
 
 def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
-    """Raise ValueError if the table lacks one of the columns or has it twice, TypeError if it is not a DataFrame."""
+    """Raise ValueError if the table `heads` lacks one of the columns `names` or has it twice, TypeError if it is not a
+    DataFrame.
+    """
     require_table(heads, "give a table such as the result of tls.analyze_heads")
     absent = [name for name in names if name not in heads.columns]
     if absent:

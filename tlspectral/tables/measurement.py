@@ -231,8 +231,8 @@ def finished_jobs(
 
 
 def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFolder | None") -> str:
-    """Return the message of an interrupt: how many items (named `unit`) of `total` are stored in the folder, and how to
-    go on.
+    """Return the message of an interrupt: `finished` items (named `unit`) of `total` are stored in the folder, and how
+    to go on. Without a folder it says that nothing is kept.
     """
     if folder is None:
         return "stopped, and nothing is kept: give folder= to keep finished work, and the same call goes on from there"
@@ -284,8 +284,8 @@ def _made_here(
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
     """Make the jobs in this process, one after the other, and yield (name, table or failure) for each.
 
-    `prepare()` is called once, and its result passed to every job. `goes_on=True` yields an error as a failure;
-    otherwise it is raised.
+    Tables are stored in `folder`, if it is not None. `prepare()` is called once, and its result passed to every job.
+    `goes_on=True` yields an error as a failure; otherwise it is raised.
     """
     prepared: tuple[Any, ...] | None = None
     for job in jobs:
@@ -299,7 +299,7 @@ def _made_here(
 def _made(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, *prepared: Any
 ) -> tuple[str, pd.DataFrame | JobFailure]:
-    """Make and store a job, and return (its name, its table or failure).
+    """Run a job, store its table in `folder` (if it is not None), and return (the job's name, its table or failure).
 
     If another process has stored the job meanwhile, return the stored table, even if making the job fails here.
     `prepared` is empty or holds the argument of `job.make`. `goes_on=True` returns an error as a failure; otherwise it
@@ -328,8 +328,8 @@ def _made_by_workers(
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
     """Distribute the jobs to `n_jobs` workers of joblib, and yield (name, table or failure) in the order of completion.
 
-    `prepare()` is called once in each worker, and its result passed to every job. `goes_on=True` yields an error as a
-    failure; otherwise it is raised.
+    Workers store tables in `folder`, if it is not None. `prepare()` is called once in each worker, and its result
+    passed to every job. `goes_on=True` yields an error as a failure; otherwise it is raised.
     """
     # An array, because joblib sends a large array only once: processes map its file, and Dask scatters it.
     packed = None
@@ -347,10 +347,12 @@ def _made_by_workers(
 def _made_there(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | JobFailure]:
-    """Make and store a job in a worker, and return (its name, its table or failure).
+    """Run a job in a worker, store its table in `folder` (if it is not None), and return (the job's name, its table or
+    failure).
 
     `packed` is the pickled function `prepare` as bytes. The worker calls it once for each `token`, which stands for one
-    call of `finished_jobs`, and passes its result to the job.
+    call of `finished_jobs`, and passes its result to the job. `goes_on=True` returns an error as a failure; otherwise
+    it is raised.
     """
     with without_bars(), working():
         if packed is None:

@@ -144,8 +144,8 @@ def _frame_of(table: pa.Table) -> pd.DataFrame:
 
 
 def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
-    """Return (do not raise) a ValueError for a table that parquet cannot store: it names the first such column, or the
-    index, and its types.
+    """Return (do not raise) a ValueError for `frame`, a table that parquet cannot store: it names the first such
+    column, or the index, and its types.
 
     `error` is what pyarrow or pandas raised for the whole table.
     """

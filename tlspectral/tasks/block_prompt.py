@@ -234,5 +234,5 @@ def _own(segment: Any) -> Any:
 
 
 def _ids_of(tokenizer: Any, text: Any) -> list[int]:
-    """Return the token ids of a text without special tokens; [] for an empty text."""
+    """Return the tokenizer's ids of a text without special tokens; [] for an empty text."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []

@@ -63,7 +63,8 @@ def task_identity(task: Task) -> dict[str, Any]:
 
 
 def sequences_identity(sequences: TaskSequences, task: Task) -> dict[str, Any]:
-    """Return a dict that identifies a task on one model, for JSON.
+    """Return a dict that identifies a task on one model, for JSON. `sequences`: the task's tokens and metric for this
+    model.
 
     Keys: tokens (digest), metric (digest and name, with answers as ids), attention, named_positions, counterfactual.
     """

@@ -202,9 +202,9 @@ def values_of_rows(
 ) -> Float64[np.ndarray, "distinct"]:
     """Return a value per distinct sequence, such that their mean and standard error are those clustered by sequence.
 
-    `distinct`: an integer per sequence, the same for equal sequences; None if all differ. With G distinct of n
-    sequences, a value is the overall mean plus G / n times the sum of the deviations of the equal sequences from this
-    mean.
+    `per_sequence`: value of each sequence. `distinct`: an integer per sequence, the same for equal sequences; None if
+    all differ. With G distinct of n sequences, a value is the overall mean plus G / n times the sum of the deviations
+    of the equal sequences from this mean.
     """
     if distinct is None:
         return per_sequence
@@ -217,9 +217,9 @@ def standard_error(
 ) -> float:
     """Return the standard error of the mean over sequences, where equal sequences are one observation.
 
-    `distinct`: an integer per sequence, the same for equal sequences; None if all differ. With G distinct of n
-    sequences the result is `sqrt(G / (G - 1) sum_g d_g^2) / n`, where d_g is the sum of the deviations from the mean in
-    group g. This is the usual standard error if all differ, and NaN for G = 1.
+    `per_sequence`: value of each sequence. `distinct`: an integer per sequence, the same for equal sequences; None if
+    all differ. With G distinct of n sequences the result is `sqrt(G / (G - 1) sum_g d_g^2) / n`, where d_g is the sum
+    of the deviations from the mean in group g. This is the usual standard error if all differ, and NaN for G = 1.
     """
     values = values_of_rows(per_sequence, distinct)
     return float(scipy.stats.sem(values)) if len(values) > 1 else float("nan")

@@ -171,7 +171,7 @@ def _answer_notes(
 
     `correct`, `wrong`: token ids of the answers of each prompt. A note has one of two names. "joined_word": the prompt
     ends in a letter, and an answer lacks the space that begins a new word. "space_at_end": the prompt ends in a space,
-    and an answer begins with a space or is another token after a space. () without a tokenizer.
+    and an answer begins with a space or is another token after a space. () if the model behind `view` has no tokenizer.
     """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     if tokenizer is None:

@@ -229,7 +229,9 @@ class MetricValues:
         return torch.stack([self.sequences.measured(copy, batch) for copy in logits]).cpu()
 
     def keep(self, of_batch: Tensor) -> None:
-        """Store what `read` returned for a batch: its values [copies, rows], or its logits. Batches come in order."""
+        """Store `of_batch`, the result of `read` for a batch: its values [copies, rows], or its logits. Batches come in
+        order.
+        """
         self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
@@ -319,7 +321,8 @@ def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
 def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedTokens | None:
     """Return the counterfactual prompts of a task as a `PackedTokens` batch (ids and lengths); None if it has none.
 
-    `packed`: the prompts. Raises ValueError if there are more or fewer pairs, or a pair has another number of tokens.
+    `view`: the model. `packed`: the task's own prompts. Raises ValueError if there are more or fewer pairs, or a pair
+    has another number of tokens.
     """
     if task.counterfactual is None:
         return None
@@ -342,7 +345,7 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
 
 def _warn_of_early_differences(sequences: TaskSequences) -> None:
     """Warn about pairs of prompt and counterfactual that are equal, and about pairs that differ before every position
-    that the task names.
+    that the task names. Nothing is returned; `sequences` must have pairs.
 
     A name for the last token is left out, because every useful pair differs before its last token.
     """
@@ -367,7 +370,8 @@ def _warn_of_early_differences(sequences: TaskSequences) -> None:
 
 
 def _require_targets(sequences: TaskSequences) -> None:
-    """Raise ValueError unless the predicted positions are consecutive and end with the last position but one.
+    """Raise ValueError unless the predicted positions of `sequences` are consecutive and end with the last position but
+    one.
 
     `next_token_loss` takes the tokens after these positions as targets.
     """
