@@ -243,8 +243,8 @@ def _kind_of_text(text: str) -> str:
 
 
 def _kind_of_entries(values: Iterable[Any]) -> str:
-    """Return which kind of argument a list, tuple or set is, such as "a list of heads", by its first entries; "" if it
-    is not recognised.
+    """Return which kind of argument a list, tuple or set is, such as "heads" or "texts, such as prompts", by its first
+    entries; "" if it is not recognised.
     """
     entries = [entry for entry, _ in zip(values, range(8), strict=False)]
     numbers = [isinstance(entry, int) and not isinstance(entry, bool) for entry in entries]

@@ -127,12 +127,16 @@ def _read(heads: Any) -> list[tuple[int, int | None]]:
 
 
 def _is_one(given: Any) -> bool:
-    """Return True if a value names one head or one layer: text, a table row, or two whole numbers."""
+    """Return True if a value is to be read as one head or one layer: text (not checked), a table row, or two whole
+    numbers.
+    """
     return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
 def _one_head(given: Any) -> tuple[int, int | None]:
-    """Return (layer, head) of one head, or (layer, None) of a whole layer. Raises BadHead for anything else."""
+    """Return (layer, head) of one head ("L5H1", (5, 1) or a table row), or (layer, None) of a whole layer ("L5").
+    Raises BadHead for anything else.
+    """
     head = plain(given)
     if isinstance(head, str):
         if (match := _NAME.fullmatch(head.strip())) is not None:

@@ -51,7 +51,8 @@ _BLOCKS = _Blocks()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run a `with` block with one torch thread, then restore the previous number of threads.
+    """Run a `with` block with one torch thread; at its end, also after an error, restore the previous number of
+    threads.
 
     Two BLAS threads on 64 x 64 matrices are slower than one, and many times slower on a busy machine.
     """

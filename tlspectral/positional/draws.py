@@ -62,9 +62,9 @@ def prompts_of_task(
     """Return one `DrawnPrompts` (prompts of token ids, queries and swaps) per draw of a task, tokenised for a model and
     checked.
 
-    `view`: the model. `swaps`: which pairs of blocks swap: "kept" (all pairs without the first block), "all",
-    "per_query" (each block with the queried block) or pairs of block indices. `mode`: "prompt" also checks that swaps
-    keep the tokens; "key" does not. `seed`: the seeds of the draws are made from it.
+    `view`: the model. `swaps`: which pairs of blocks swap: "kept" (all pairs of the task's `swapped` blocks without the
+    first of them), "all", "per_query" (each block with the queried block) or pairs of block indices. `mode`: "prompt"
+    also checks that swaps keep the tokens; "key" does not. `seed`: the seeds of the draws are made from it.
 
     Raises:
         ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer merges across blocks,
@@ -186,9 +186,9 @@ def scored_draw(
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
     """Return a function from the index of a queried block to the list of pairs of blocks that swap for it.
 
-    `task`: the block task, whose `swapped` blocks take part. `swaps`: "kept" (all pairs without the first block),
-    "all", "per_query" (each block with the queried block) or pairs of block indices. Raises ValueError if no blocks
-    swap.
+    `task`: the block task, whose `swapped` blocks take part. `swaps`: "kept" (all pairs of these blocks without the
+    first of them), "all", "per_query" (each block with the queried block) or pairs of block indices. Raises ValueError
+    if no blocks swap.
     """
     blocks = swapped_blocks(task)
     if swaps == "per_query":

@@ -209,8 +209,8 @@ def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, Spectra
 def avoid_lost_cache_of_object(model: Any, tokens: Int64[Tensor, "1 pos"]) -> None:
     """Switch a spectral model's key/value cache off, with a warning, if a step with cache differs from a pass without.
 
-    The model is changed in place: `use_cache` is set to False in its config and generation config. `tokens`: ids of the
-    prompt on which both are run.
+    In this case the model is changed in place: `use_cache` is set to False in its config and generation config.
+    `tokens`: ids of the prompt on which both are run.
     """
     held = HeldLayers([layer for layer in model.modules() if any(map(_is_rotated, layer.children()))])
     with evaluating(model), torch.no_grad():

@@ -140,7 +140,8 @@ class SpectralRoPE(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Add parameters and the constants of `_compared` to the dict `destination`, in place, under names that begin
-        with `prefix`. `keep_vars`: True keeps gradients; torch calls this method.
+        with `prefix`. torch calls this method. `keep_vars`: True keeps the parameters' gradient graph, False detaches
+        them.
         """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: value for name, (value, _) in self._compared().items()})
@@ -175,12 +176,12 @@ class SpectralRoPE(nn.Module):
         """Return a new tensor, queries or keys with the learned rotation applied, in shape and dtype of `x`; unrotated
         columns stay.
 
-        Raises ValueError for another number of heads.
-
         Args:
             x: queries, one per query head; or keys, one per key/value head or repeated to one per query head.
             positions: of the tokens. Only differences matter, so they may start at any number.
             side: "query" or "key", the kind of `x`. Only queries get the gain.
+
+        Raises ValueError for another number of heads than the layer has.
         """
         mask = self._mask_for(x.shape[2], side)
         angle = positions[..., None, None] * self._shift(mask)  # (batch) pos heads pairs

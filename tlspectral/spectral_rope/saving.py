@@ -131,7 +131,7 @@ def save_folder(
         tensors: tensors of this file. record: its options, as a dict. identity: from `identity_of`.
         beside: function that writes further files (such as a tokenizer) to the folder that it is given.
         base: entries of the config about the ordinary model that the parameters belong to; None for a whole model.
-        keep: folders that stay although no longer listed.
+        keep: folders of an earlier save that are not removed, although the new config does not list them.
 
     Raises:
         FileExistsError: the folder holds another model, or a file of the same name that no earlier save wrote.
