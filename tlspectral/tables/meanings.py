@@ -148,7 +148,7 @@ def carried(table: pd.DataFrame) -> dict[str, int]:
     """Return {"meanings": n} for the `attrs` of a new table that is made from the columns of `table`.
 
     n is the number of changes in the meaning of columns that the new table follows: all, if no column of `table` has an
-    older meaning, otherwise the number of `table`.
+    older meaning, otherwise as many as `table` follows, by its `attrs`.
     """
     return {MEANINGS: followed(table.attrs) if other_meanings(table) else len(CHANGES)}
 

@@ -129,7 +129,9 @@ class Effect(float):
     floor: float = float("nan")
 
     def __new__(cls, value: float, *_: Any, **__: Any) -> Effect:
-        """Return `value` as a float of this class."""
+        """Return `value` (the mean difference) as a float of this class. Further arguments are fields, not used
+        here.
+        """
         return super().__new__(cls, value)
 
     def __str__(self) -> str:
@@ -255,7 +257,8 @@ def sign_flip_floor(
 
     It is the p of differences with equal signs, because no flip then gives a larger mean. With n differences other than
     0 it is 2 / 2^n if all flips are listed (up to 13 sequences). With 9,999 random flips it is 2 (1 + k) / 10,000, if k
-    of them change no sign. `seed` and `distinct`: as for `sign_flip_p`. NaN where `sign_flip_p` is NaN.
+    of them change no sign. `difference`: paired differences, one per sequence. `seed`: of the random flips. `distinct`:
+    an integer per sequence, the same for equal sequences; None if all differ. NaN where `sign_flip_p` is NaN.
 
     >>> import numpy as np
     >>> sign_flip_floor(np.array([1.0, -2.0, 3.0, 4.0, 5.0, 6.0]), 0)
