@@ -34,7 +34,8 @@ def is_array(value: Any) -> bool:
 
 
 def values(given: Any) -> list[Any] | None:
-    """Return the entries of a container as a list; None for text, mappings, frames and single values.
+    """Return the entries of a container (list, set, array, tensor or column of any library) as a new list; None for
+    text, mappings, frames and single values.
 
     Arrays become nested lists, also arrays inside a column. Entries of a list stay as they are, but single numbers of a
     library become Python numbers.
@@ -83,7 +84,7 @@ def named_fields(given: Any) -> dict[str, Any] | None:
 
 
 def column_names(given: Any) -> list[str] | None:
-    """Return the column names of a frame of any library or of a structured array; None for anything else."""
+    """Return the column names of a frame of any library or of a structured array; None for any other value."""
     if type(given) in (list, tuple):  # a shortcut: this function is called for many short lists
         return None
     if fields := _field_names(given):

@@ -23,7 +23,9 @@ _PASSED = {"tlspectral", "tlspectral_studies", "contextlib", "jaxtyping", "beart
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Give a warning that points to the user's own line: the last line of the call stack outside this package."""
+    """Give a warning of the class `category` that points to the user's own line: the innermost line of the call stack
+    outside this package.
+    """
     level, frame = 1, sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
         level, frame = level + 1, frame.f_back
@@ -31,7 +33,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def earlier_calls(*positional: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that lets a function also take arguments as in its earlier release, with a DeprecationWarning.
+    """Return a decorator; its functions also take arguments as in an earlier release, with a DeprecationWarning.
 
     Args:
         positional: names of keyword-only parameters that used to be positional, in their order after the other ones.
@@ -73,7 +75,9 @@ def earlier_calls(*positional: str, **renamed: str) -> Callable[[Callable[P, R]]
 
 
 def _warn_of_earlier(message: str) -> None:
-    """Give a DeprecationWarning with `message` that points to the user's line."""
+    """Give a DeprecationWarning that points to the user's line: `message`, then "; the earlier call works in this
+    version only".
+    """
     warn_caller(f"{message}; the earlier call works in this version only", DeprecationWarning)
 
 
@@ -89,12 +93,12 @@ class UserBlock(ContextDecorator):
     entered = False
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function decorated such that every call opens this block; the warning is switched off."""
+        """Return a wrapper of `function` that opens this block for every call; the warning is switched off."""
         self.entered = True
         return super().__call__(function)
 
     def __del__(self) -> None:
-        """Warn if the object was never opened by `with`."""
+        """Give the warning `unentered` if this object was never opened by `with`."""
         if not self.entered and self.unentered is not None and not sys.is_finalizing():
             warn_caller(self.unentered)
 
@@ -115,7 +119,7 @@ _FIRST = 3  # entries of a long container that a message shows
 
 
 def shown(value: Any, most: int = _LONGEST) -> str:
-    """Return a value as text for a message, on one line of at most `most` characters.
+    """Return any value as text for a message, on one line of at most `most` characters, cut by " ...".
 
     Short values are written as Python does. Arrays, frames, models and long containers are named by type and size.
     """
@@ -127,7 +131,11 @@ def shown(value: Any, most: int = _LONGEST) -> str:
 
 
 def _described(value: Any) -> str:
-    """Return a value as text for a message, before line breaks are removed and long text is cut."""
+    """Return any value as text for a message: short values by `repr`, arrays, frames, models and long containers by
+    type and size.
+
+    It may still have line breaks and be long; `shown` removes these.
+    """
     kind, shape = type(value).__name__, getattr(value, "shape", None)
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 120 else f"{value[:100]!r} ... ({len(value):,} characters)"
@@ -226,7 +234,9 @@ def kind_of(value: Any) -> str:
 
 
 def _kind_of_text(text: str) -> str:
-    """Return `kind_of` of text: the name of a head, layer, receiver, part, ready task or file, or a prompt."""
+    """Return which kind of argument a text is: the name of a head, layer, receiver, part, ready task or file, or a
+    prompt.
+    """
     name = text[:200].strip()
     for kind, names in _KINDS_OF_NAMES.items():
         if re.fullmatch(names, name, re.IGNORECASE):
@@ -235,7 +245,9 @@ def _kind_of_text(text: str) -> str:
 
 
 def _kind_of_entries(values: Iterable[Any]) -> str:
-    """Return `kind_of` of a list, tuple or set, by its first entries."""
+    """Return which kind of argument a list, tuple or set is, such as "heads" or "texts, such as prompts", by its first
+    entries; "" if it is not recognised.
+    """
     entries = [entry for entry, _ in zip(values, range(8), strict=False)]
     numbers = [isinstance(entry, int) and not isinstance(entry, bool) for entry in entries]
     if entries and all(numbers):

@@ -96,12 +96,18 @@ def from_end(index: int, n: int) -> int | None:
 
 
 def which_exist(index: int, n: int) -> str:
-    """Return text for a message: the valid indices of n things, "0 to 11"; for a negative `index` also "-12 to -1"."""
+    """Return text for a message: the valid indices of n things, "0 to 11"; for a negative `index` "0 to 11, or -12 to
+    -1 from the end".
+    """
     return f"0 to {n - 1}" + (f", or -{n} to -1 from the end" if index < 0 else "")
 
 
 def _read(heads: Any) -> list[tuple[int, int | None]]:
-    """Return (layer, head) of each head as `named_heads`, but keep duplicates."""
+    """Return (layer, head) of each head in the given order, with duplicates; head None for a whole layer ("L5").
+
+    `heads`: one head, a list of heads, or a frame, in the forms of `named_heads`. Raises BadHead for anything else, and
+    for a value with two readings.
+    """
     given = _of_index(heads) if isinstance(heads, pd.DataFrame | pd.Series | pd.MultiIndex) else plain(heads)
     of_columns = isinstance(given, Mapping) and all(values(given.get(name)) is not None for name in _FIELDS)
     if of_columns or column_names(given) is not None:
@@ -121,12 +127,16 @@ def _read(heads: Any) -> list[tuple[int, int | None]]:
 
 
 def _is_one(given: Any) -> bool:
-    """Return True if a value names one head or one layer: text, a table row, or two whole numbers."""
+    """Return True if a value is to be read as one head or one layer: text (not checked), a table row, or two whole
+    numbers.
+    """
     return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
 def _one_head(given: Any) -> tuple[int, int | None]:
-    """Return (layer, head) of one head, or (layer, None) of a whole layer. Raises BadHead for anything else."""
+    """Return (layer, head) of one head ("L5H1", (5, 1) or a table row), or (layer, None) of a whole layer ("L5").
+    Raises BadHead for anything else.
+    """
     head = plain(given)
     if isinstance(head, str):
         if (match := _NAME.fullmatch(head.strip())) is not None:
@@ -151,7 +161,8 @@ def _two_numbers(given: Any) -> tuple[int, int] | None:
 
 
 def _row(given: Any) -> tuple[int, int] | None:
-    """Return (layer, head) of a table row by these field names, or by the name of a Series; otherwise None.
+    """Return (layer, head) of a table row from its fields `layer` and `head`, or from the name (5, 1) of a Series; None
+    for any other value.
 
     Raises BadHead for a row that is not a head in tables of this package, such as the row of an MLP.
     """
@@ -184,7 +195,8 @@ def _require_head_row(layer: int, head: int) -> None:
 
 
 def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
-    """Return pandas objects with `layer` and `head` as columns, if these are levels of the index; otherwise unchanged.
+    """Return a new DataFrame with `layer` and `head` as columns, if these are levels of the index of `given`; otherwise
+    `given` itself.
 
     Raises BadHead for a Series whose values name other heads than its index.
     """
@@ -208,7 +220,8 @@ def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
 
 
 def _of_columns(given: Any) -> list[tuple[int, int | None]]:
-    """Return (layer, head) pairs from the columns `layer` and `head` of a frame of any library or a dict of columns.
+    """Return a list of (layer, head) pairs, one per row, from the columns `layer` and `head` of a frame of any library
+    or a dict of columns.
 
     Raises BadHead if a column is missing, or its entries are not heads.
     """
@@ -356,7 +369,7 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
 
 
 def read_receivers(given: Receivers) -> list[Receiver]:
-    """Return receivers (inputs of heads, MLPs, the logits) in the given order, without duplicates.
+    """Return a list of `Receiver`s (inputs of heads, MLPs, the logits) in the given order, without duplicates.
 
     `given`: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list of these, or a frame with a column `receiver`. Raises
     BadHead for anything else.
@@ -384,7 +397,8 @@ def named_column(frame: Any, name: str, forms: str) -> list[Any]:
 
 
 def head_receiver(given: Head | Receiver) -> Receiver:
-    """Return a receiver for the queries, keys or values of one head; a head such as "L5H1" gives its keys.
+    """Return a `Receiver` for the queries, keys or values of one head; `given` is a name such as "L5H1.q", a
+    `Receiver`, or a head such as "L5H1", which gives its keys.
 
     Raises BadHead for anything else, and for keys or values that several heads share.
     """
@@ -406,7 +420,8 @@ RECEIVER_FORMS = (
 
 
 def _receiver(given: Any) -> Receiver:
-    """Return the receiver with one name, such as "L18H6.q" or "logits"; a `Receiver` is returned unchanged.
+    """Return the `Receiver` (end of an edge) that a name such as "L18H6.q" or "logits" stands for; a `Receiver` is
+    returned unchanged.
 
     Raises BadHead for anything else.
     """
@@ -498,7 +513,9 @@ def naming_nodes(given: Any) -> str:
 
 
 def _refuse(given: Any) -> NoReturn:
-    """Raise BadHead for a value that is not a head. The message says what the value is, if that is recognised."""
+    """Raise BadHead for a value that is not a head. The message says what the value is, if that is recognised, and the
+    forms of heads.
+    """
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
     raise BadHead(f"{not_a(given, 'a head')}: {HEAD_FORMS}{naming_nodes(given)}")

@@ -37,7 +37,9 @@ def require_call(function: Callable[..., Any], arguments: Sequence[str], what: s
 
 
 def function_name(function: Any) -> str:
-    """Return the name of a user's function for messages: "Class.method" for a method, the class for an object."""
+    """Return the name of a user's function for messages: "Class.method" for a method, the class's name for an object
+    with `__call__`.
+    """
     inner = getattr(function, "func", None)  # functools.partial
     if inner is not None and not hasattr(function, "__name__"):
         return function_name(inner)
@@ -80,7 +82,7 @@ def call_users(function: Callable[..., Any], arguments: Mapping[str, Any], what:
 
 
 def _size(value: Any) -> str:
-    """Return text about an argument for a message: "of shape (2, 3)", or its type in brackets."""
+    """Return text about an argument's value for a message: "of shape (2, 3)", or its type in brackets."""
     shape = getattr(value, "shape", None)
     return f"of shape {tuple(shape)}" if isinstance(shape, tuple) else f"({type(value).__name__})"
 
@@ -99,7 +101,7 @@ def real_tensor(values: Any) -> TypeGuard[Tensor]:
 def returned_tensor(
     values: Any, shape: tuple[int, ...], said: str, *, kind: str = "real numbers", like: Tensor | None = None
 ) -> Tensor:
-    """Return the result of a user's function after checking type, shape and device.
+    """Return the result of a user's function, not copied, after checking type, shape and device.
 
     Args:
         values: the result.
@@ -128,7 +130,9 @@ def returned_tensor(
 
 
 def not_finite(values: Tensor) -> Tensor | None:
-    """Return a boolean mask, True at NaN and infinite numbers of a tensor; None if all numbers are finite."""
+    """Return a boolean mask in the shape of `values`, True at NaN and infinite numbers; None if all numbers are
+    finite.
+    """
     values = values.detach()
     if not values.is_floating_point() or bool(values.sum().isfinite()):  # one pass, and no mask in memory
         return None
@@ -137,7 +141,9 @@ def not_finite(values: Tensor) -> Tensor | None:
 
 
 def result_described(values: Any) -> str:
-    """Return type and shape of a function's result as text for a message."""
+    """Return shape and dtype, or type, of a function's result as text for a message, such as "shape (3,) of
+    torch.float32".
+    """
     if not isinstance(values, Tensor):
         shape, kind = getattr(values, "shape", None), type(values).__name__
         return kind if shape is None else f"shape {tuple(shape)} of {kind}"

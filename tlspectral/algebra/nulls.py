@@ -37,7 +37,7 @@ SPREAD_FLOOR = float(np.sqrt(np.finfo(np.float64).eps))
 class _Blocks(threading.local):
     """Counts of open `one_thread` blocks: `depth` in this thread, `of_all` in all threads.
 
-    `outside`: torch's number of threads before the first block was opened.
+    `lock`: guards the counts. `outside`: torch's number of threads before the first block was opened.
     """
 
     lock = threading.Lock()
@@ -51,7 +51,8 @@ _BLOCKS = _Blocks()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run a `with` block with one torch thread, then restore the previous number of threads.
+    """Run a `with` block with one torch thread; at its end, also after an error, restore the previous number of
+    threads.
 
     Two BLAS threads on 64 x 64 matrices are slower than one, and many times slower on a busy machine.
     """
@@ -78,14 +79,16 @@ def one_thread() -> Iterator[None]:
 def block_generator(seed: int, n: int, k: int, *layer_and_head: int) -> np.random.Generator:
     """Return the random generator for Haar k x k blocks of n x n matrices; equal arguments give equal draws.
 
-    Without `layer_and_head` all heads share the draws. With layer and head, each head has draws of its own.
+    `seed`: the user's seed. Without `layer_and_head` all heads share the draws. With layer and head, each head has
+    draws of its own.
     """
     key = (n, k, *layer_and_head)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=key)))
 
 
 def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64[Tensor, "draws k k"]:
-    """Return the top-left k x k blocks of `draws` independent random (Haar) orthogonal n x n matrices.
+    """Return the top-left k x k blocks of `draws` independent random (Haar) orthogonal n x n matrices. The generator
+    `rng` advances.
 
     Raises ValueError unless 1 <= k <= n and draws >= 0, and if the blocks take more than 8 GiB.
     """
@@ -155,7 +158,7 @@ def dir_frac_null(
     dir_frac = ||M_A|| / ||M|| is the antisymmetric share of a matrix M with the head's singular values. dir_frac^2 = (1
     - x) / 2, where x = tr(M^2) / ||M||^2 has the mean 1/n and a known variance. The square root is taken by the delta
     method; its relative error in the deviation is of order n^-2. The deviation is about 1/(2n), so nearly every trained
-    head has a large z. `n`: dimension of M, at least 2. NaN for a zero head.
+    head has a large z. `singular_values`: of each head's M. `n`: dimension of M, at least 2. NaN for a zero head.
     """
     mean, variance = _moments(singular_values, n)
     centre = np.sqrt((1 - mean) / 2)
@@ -169,10 +172,10 @@ def null_draws(
 ) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
     """Return metrics of random draws of one head: a dict of arrays (dir_frac, D_head, imag_mass, henrici), and x.
 
-    x = tr(M^2) / ||M||^2 of each draw. `blocks` come from `haar_blocks`. A draw has the eigenvalues of diag(s) B, with
-    a block B and the singular values s scaled to norm 1. `dtype="float32"` takes eigenvalues in float32 if k >=
-    FLOAT32_FROM and if a comparison on the first COMPARED_DRAWS draws shows that rounding is below ROUNDING_SHARE of
-    the Monte-Carlo error of each mean. Otherwise all draws use float64.
+    `singular_values`: of the head's M. x = tr(M^2) / ||M||^2 of each draw. `blocks` come from `haar_blocks`. A draw has
+    the eigenvalues of diag(s) B, with a block B and the singular values s scaled to norm 1. `dtype="float32"` takes
+    eigenvalues in float32 if k >= FLOAT32_FROM and if a comparison on the first COMPARED_DRAWS draws shows that
+    rounding is below ROUNDING_SHARE of the Monte-Carlo error of each mean. Otherwise all draws use float64.
     """
     if dtype == "float32" and len(singular_values) >= FLOAT32_FROM and len(blocks) > COMPARED_DRAWS:
         # The largest s lies between 1 / sqrt(k) and 1, so nothing overflows. A head of rank 1 falls back to float64:
@@ -204,8 +207,8 @@ def metrics_of_draws(
 ) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
     """Return metrics of random draws of one head: a dict of arrays (dir_frac, D_head, imag_mass, henrici), and x.
 
-    x = tr(M^2) / ||M||^2 of each draw. `blocks`: from `haar_blocks`. `dtype`: precision in which eigenvalues are
-    computed.
+    x = tr(M^2) / ||M||^2 of each draw. `singular_values`: of the head's M. `blocks`: from `haar_blocks`. `dtype`:
+    precision in which eigenvalues are computed.
     """
     size = float(np.linalg.norm(singular_values))
     scaled = torch.from_numpy(singular_values / size)[:, None]
@@ -229,9 +232,10 @@ def controlled_moments(
 ) -> tuple[float, float, bool, bool]:
     """Return mean and standard deviation (ddof 0) of a metric's draws, with a control variate if it helps.
 
-    Two flags follow: was the control variate used for the mean, and for the deviation? `control`: x = tr(M^2) / ||M||^2
-    of the same draws; its exact `mean` and `variance` are known. The control variate is used for a number only if its
-    estimated variance is lower than without it, and only from four draws on.
+    Two flags follow: True if the control variate was used for the mean, and True if it was used for the deviation.
+    `draws`: the metric of each draw. `control`: x = tr(M^2) / ||M||^2 of the same draws; its exact `mean` and
+    `variance` are known. The control variate is used for a number only if its estimated variance is lower than without
+    it, and only from four draws on.
     """
     count, centred, offset = len(draws), draws - draws.mean(), control - control.mean()
     plain_mean, plain_variance = float(draws.mean()), float((centred**2).mean())

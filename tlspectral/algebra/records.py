@@ -5,7 +5,8 @@ from typing import Any
 
 
 def one_line(self: Any) -> str:
-    """Return a dataclass as one line of text: shapes instead of tensors, class names instead of nested dataclasses.
+    """Return the dataclass instance `self` as one line of text, such as "CLASS(w_q=[12, 768, 64], layer=3)": shapes
+    instead of tensors, class names instead of nested dataclasses.
 
     It serves as `__repr__`. Fields that are None, or declared with `repr=False`, are left out.
     """

@@ -57,7 +57,7 @@ class RotaryGeometry:
 
     @property
     def n_pairs(self) -> int:
-        """Number of rotary pairs."""
+        """Number of rotary pairs of a head in this layer."""
         return self.theta.shape[-1]
 
     @property
@@ -67,13 +67,15 @@ class RotaryGeometry:
 
     @property
     def still_columns(self) -> Int64[Tensor, "columns"]:
-        """Indices [columns] of the head's columns that are not rotated."""
+        """Indices [columns] of the columns of a head (of queries and keys) that are not rotated."""
         still = torch.ones(self.d_head, dtype=torch.bool)
         still[self.real_index] = still[self.imag_index] = False
         return still.nonzero().flatten()
 
     def of_heads(self, heads: list[int] | slice) -> "RotaryGeometry":
-        """Return the geometry of some query heads, in the given order; for an ordinary layer, the same geometry."""
+        """Return a geometry with the rows of some query heads, in the given order; an ordinary layer, whose heads
+        rotate alike, returns itself.
+        """
         if not self.per_head:
             return self
         gain, phase = (None if value is None else value[heads] for value in (self.gain, self.phase))
@@ -111,7 +113,7 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
 
 
 def require_one_reading(frequencies: Any) -> None:
-    """Raise ValueError if `frequencies`, a choice of rotary pairs, has two readings; the message says both.
+    """Raise ValueError if `frequencies`, a user's choice of rotary pairs, has two readings; the message says both.
 
     Such values are two columns as torch.where returns them (heads and their pairs), and an array of the numbers 0 and 1
     (two pairs, or a mask).
@@ -133,11 +135,12 @@ def require_one_reading(frequencies: Any) -> None:
 
 
 def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
-    """Return a boolean mask [pairs], True for chosen rotary pairs; `frequencies` holds their indices, or is a mask.
+    """Return a boolean mask [pairs], True for chosen rotary pairs; `frequencies` (a user's choice) holds their indices,
+    or is a mask; `n_pairs` is the number of rotary pairs of a head.
 
     Raises:
         ValueError: a mask of another length, numbers that are not indices, pairs that do not exist, or a value with two
-            readings (see `require_one_reading`).
+            readings, such as an array of 0 and 1.
     """
     require_one_reading(frequencies)
     listed = not isinstance(frequencies, Tensor) and isinstance(frequencies, Iterable)
@@ -162,7 +165,9 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
 
 
 def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return values in at least float32: half precision would round away angles and small differences of scores."""
+    """Return values in float32, or in their own dtype if it is wider: half precision would round away angles and small
+    differences of scores.
+    """
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -182,7 +187,9 @@ def in_float64_on_cpu(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
 def summed(
     values: Float[Tensor, "*shape"], axes: int | tuple[int, ...], *, keepdim: bool = False
 ) -> Float64[Tensor, "*summed"]:
-    """Return the sum of `values` over `axes`, accumulated in float64; on the CPU if the device may lack float64."""
+    """Return the sum of `values` over `axes`, accumulated in float64; on the CPU if the device may lack float64.
+    `keepdim`: True keeps the summed axes with length 1.
+    """
     values = values if values.device.type in _HAVE_FLOAT64 else values.cpu()
     return values.sum(axes, keepdim=keepdim, dtype=torch.float64)
 
@@ -193,7 +200,9 @@ def times_phase(
     cos: Float[Tensor, "*table"],
     sin: Float[Tensor, "*table"],
 ) -> tuple[Float[Tensor, "*product"], Float[Tensor, "*product"]]:
-    """Return real and imaginary part of `(real + i imag) (cos + i sin)`, which rotates each pair by its angle."""
+    """Return the real and the imaginary part, two tensors, of `(real + i imag) (cos + i sin)`, which rotates each pair
+    by its angle.
+    """
     return real * cos - imag * sin, imag * cos + real * sin
 
 
@@ -203,7 +212,8 @@ def rotate(
     sin: Float[Tensor, "*heads #pos pairs"],
     geometry: RotaryGeometry,
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """Return `x` with each rotary pair rotated by its angle at its position; other columns are unchanged.
+    """Return a copy of `x` (queries or keys) with each rotary pair rotated by its angle at its position; other columns
+    are unchanged.
 
     `cos`, `sin`: tables of the angles. `-sin` instead of `sin` rotates backwards. `geometry` tells which columns form a
     pair. Tables with a head axis need `x` of shape [..., heads, pos, d_head].
@@ -217,10 +227,11 @@ def rotate(
 def with_gain_and_phase(
     queries: Float[Tensor, "*batch heads rows d_head"], geometry: RotaryGeometry
 ) -> Float[Tensor, "*batch heads rows d_head"]:
-    """Return queries multiplied by `gain * exp(i phase)` of a layer with learned rotations; otherwise unchanged.
+    """Return a copy of the queries multiplied by `gain * exp(i phase)` of a layer with learned rotations; in an
+    ordinary layer, `queries` itself.
 
-    `queries`: queries, or the rows of W_Q [heads, d_model, d_head]. Both uses give the same score, because the factor
-    depends only on head and pair.
+    `geometry`: the layer's rotary pairs with gain and phase. `queries`: queries, or the rows of W_Q [heads, d_model,
+    d_head]. Both uses give the same score, because the factor depends only on head and pair.
     """
     if geometry.gain is None or geometry.phase is None:
         return queries
@@ -229,9 +240,10 @@ def with_gain_and_phase(
 
 
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
-    """Return a model's cos or sin table with one column per rotary pair.
+    """Return a model's cos or sin table with one column per rotary pair; it may be a view of `table`.
 
-    Models store one column per pair, two equal halves, or each column twice in a row.
+    `geometry` gives the number of pairs. Models store one column per pair, two equal halves, or each column twice in a
+    row.
     """
     n_pairs = geometry.n_pairs
     if table.shape[-1] == n_pairs:
@@ -245,7 +257,8 @@ def turned_further(
     sin: Float[Tensor, "*batch pos pairs"],
     shift: Float64[Tensor, "heads pairs"],
 ) -> tuple[Float[Tensor, "*batch heads pos pairs"], Float[Tensor, "*batch heads pos pairs"]]:
-    """Return a model's cos and sin tables with `shift` added to the frequencies, with a new axis for the heads.
+    """Return two new tables, a model's cos and sin with `shift` added to the frequencies, with a new axis for the heads
+    and in float32 or wider.
 
     `cos`, `sin`: tables for positions 0, 1, .... `shift`: radians per token, for each head and pair.
     """
@@ -270,13 +283,14 @@ def phase_norms(
     w_k: Float64[Tensor, "heads d_model d_head"],
     geometry: RotaryGeometry,
 ) -> PhaseNorms:
-    """Return the Frobenius norms of the real and the imaginary part of every M_t, the complex matrix of rotary pair t.
+    """Return `PhaseNorms` (`.re`, `.im`, each [heads, pairs]): Frobenius norms of the real and the imaginary part of
+    every M_t, the complex query-key matrix of rotary pair t.
 
-    See "Fingerprint, Not Blueprint", section 7. Only inner products of columns are needed. With a, c the real and
-    imaginary columns of W_Q and b, d of W_K: `Re M_t = a b^T + c d^T` and `Im M_t = c b^T - a d^T`. A vanishing part
-    has rounding of about 1e-8 of `||M_t||`. `attention_scaling` is left out, as it multiplies every M_t alike. For a
-    layer with learned rotations `w_q` must already contain gain and phase (`with_gain_and_phase`), because they mix
-    real and imaginary parts.
+    `w_q`, `w_k`: weights of the heads. `geometry`: columns of the pairs. See "Fingerprint, Not Blueprint", section 7.
+    Only inner products of columns are needed. With a, c the real and imaginary columns of W_Q and b, d of W_K: `Re M_t
+    = a b^T + c d^T` and `Im M_t = c b^T - a d^T`. A vanishing part has rounding of about 1e-8 of `||M_t||`.
+    `attention_scaling` is left out, as it multiplies every M_t alike. For a layer with learned rotations `w_q` must
+    already contain gain and phase (`with_gain_and_phase`), because they mix real and imaginary parts.
     """
     re, im = phase_squares(w_q, w_k, geometry)
     return PhaseNorms(re.clamp_min(0).sqrt(), im.clamp_min(0).sqrt())
@@ -289,8 +303,8 @@ def phase_squares(
 ) -> tuple[Float[Tensor, "heads pairs"], Float[Tensor, "heads pairs"]]:
     """Return the squared norms of `Re M_t` and `Im M_t` as two tensors [heads, pairs], with gradients.
 
-    M_t is the complex query-key matrix of rotary pair t. The square of a vanishing part is rounding, which can be
-    negative.
+    `w_q`, `w_k`: weights of the heads. `geometry`: columns of the pairs. M_t is the complex query-key matrix of rotary
+    pair t. The square of a vanishing part is rounding, which can be negative.
     """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)
@@ -302,7 +316,8 @@ def _pair_products(
 ) -> tuple[Float[Tensor, "heads pairs"], ...]:
     """Return three tensors [heads, pairs] of inner products of each pair's columns: real.real, imag.imag, real.imag.
 
-    `w`: W_Q or W_K of the heads. One head is computed at a time, to save memory.
+    `w`: W_Q or W_K of the heads. `geometry`: which columns are the real and imaginary coordinates of each pair. One
+    head is computed at a time, to save memory.
     """
     products = []
     for head in w:
@@ -324,9 +339,11 @@ class PhaseMetrics(NamedTuple):
 
 
 def phase_metrics(norms: PhaseNorms, geometry: RotaryGeometry) -> PhaseMetrics:
-    """Return three numbers per head about its rotary phase ("Fingerprint, Not Blueprint", section 7).
+    """Return `PhaseMetrics`, three tensors [heads] about the rotary phase of each head ("Fingerprint, Not Blueprint",
+    section 7).
 
-    M_t is the complex query-key matrix of rotary pair t, theta_t its frequency.
+    `norms`: Frobenius norms of Re M_t and Im M_t. `geometry`: frequencies of the pairs. M_t is the complex query-key
+    matrix of rotary pair t, theta_t its frequency.
 
     * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms not squared, in [0, 1].
     * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token.

@@ -41,7 +41,7 @@ class ThinProduct:
         return self.left @ self.right.T
 
     def norm(self) -> float:
-        """Return the Frobenius norm of the matrix, computed from r x r triangles."""
+        """Return the Frobenius norm of the matrix; only r x r matrices are formed."""
         # Gram matrices would lose half of the digits where terms cancel, as in M_A of a nearly symmetric M.
         left, right = (torch.linalg.qr(factor, mode="r").R for factor in (self.left, self.right))
         return float(torch.linalg.norm(left @ right.T))
@@ -52,7 +52,8 @@ def thin_svd(
 ) -> tuple[Float64[Tensor, "rows r"], Float64[Tensor, " r"], Float64[Tensor, "cols r"]]:
     """Return left singular vectors, singular values (descending) and right singular vectors of a `ThinProduct`.
 
-    r must not exceed the number of rows or columns. Vectors of a zero singular value are arbitrary.
+    Shapes: [rows, r], [r], [cols, r]. r must not exceed the number of rows or columns. Vectors of a zero singular value
+    are arbitrary.
     """
     left, right = (torch.linalg.qr(factor) for factor in (product.left, product.right))
     u, values, v = torch.linalg.svd(left.R @ right.R.T, full_matrices=False)
@@ -60,12 +61,16 @@ def thin_svd(
 
 
 def symmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T` as two factors of width 2 d_head."""
+    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T` as a `ThinProduct`, two factors [d_model, 2 d_head]. `w_q`,
+    `w_k`: the weights of one head.
+    """
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, w_q], dim=1))
 
 
 def antisymmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T` as two factors of width 2 d_head."""
+    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T` as a `ThinProduct`, two factors [d_model, 2 d_head]. `w_q`,
+    `w_k`: the weights of one head.
+    """
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, -w_q], dim=1))
 
 
@@ -98,7 +103,7 @@ class ThinCore:
 
 
 def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]) -> ThinCore:
-    """Return M = `w_q @ w_k^T` of each head in coordinates of the column space of [W_Q | W_K].
+    """Return a `ThinCore`: M = `w_q @ w_k^T` of each head in coordinates of the column space of [W_Q | W_K].
 
     `w_k` has one entry per query head (shared keys are already repeated). Rounding is about 1e-16 ||W_Q|| ||W_K||.
     Raises TypeError unless both are float64.
@@ -115,12 +120,14 @@ def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor,
 
 
 def singular_values(core: ThinCore) -> Float64[Tensor, "heads m"]:
-    """Return the singular values of M = W_Q W_K^T for each head, descending."""
+    """Return the singular values of M = W_Q W_K^T for each head of `core`, descending, in units of M."""
     return torch.linalg.svdvals(core.matrix)
 
 
 def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
-    """Return the eigenvalues of M_S = (M + M^T) / 2 on the joint column space, ascending; all others of M_S are 0."""
+    """Return for each head in `core` the eigenvalues of M_S = (M + M^T) / 2 on the joint column space, ascending; all
+    others of M_S are 0.
+    """
     square = core.square()
     return torch.linalg.eigvalsh((square + square.mT) / 2)
 
@@ -128,8 +135,8 @@ def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
 def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
     """Return a small matrix [p, p] of one head with the eigenvalues of M, without the null space.
 
-    It is diag(S) V^T U, restricted to the p singular directions above float64 rounding. Rounding noise of the null
-    space can look like a Jordan block.
+    `matrix`: the first m rows of M in thin coordinates. The result is diag(S) V^T U, restricted to the p singular
+    directions above float64 rounding. Rounding noise of the null space can look like a Jordan block.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((values > max(matrix.shape) * EPSILON * values[0]).sum())
@@ -141,8 +148,9 @@ def eigen(
 ) -> tuple[Complex128[Tensor, "heads m"], Float64[Tensor, " heads"]]:
     """Return the eigenvalues of M, largest modulus first, and the condition number (2-norm) of their unit eigenvectors.
 
-    `values`: the singular values of M. If a head's rank in float64 is below m, M is first restricted to its range.
-    Eigenvalues of the null space are then exactly 0, and their eigenvectors do not enter the condition number.
+    Both are per head of `core`. `values`: the singular values of M. If a head's rank in float64 is below m, M is first
+    restricted to its range. Eigenvalues of the null space are then exactly 0, and their eigenvectors do not enter the
+    condition number.
     """
     eigenvalues, vectors = torch.linalg.eig(core.core)
     spread = torch.linalg.svdvals(vectors)
@@ -175,7 +183,8 @@ class Spectrum:
 
 
 def spectrum(core: ThinCore) -> Spectrum:
-    """Return the `Spectrum` of a layer: singular values, eigenvalues with their condition, and eigenvalues of M_S.
+    """Return the `Spectrum` of the heads in `core`: singular values, eigenvalues with their condition, and eigenvalues
+    of M_S.
 
     See "Fingerprint, Not Blueprint", section 3. The error of an eigenvalue is up to `eigenvector_condition` times 1e-16
     ||M||, so a large condition means that the weights do not determine it.
@@ -185,7 +194,7 @@ def spectrum(core: ThinCore) -> Spectrum:
 
 
 def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
-    """Return an array per head: rotation angles in radians, one for each block of the real Schur form of M.
+    """Return an array per head in `core`: rotation angles in radians, one for each block of the real Schur form of M.
 
     A 2 x 2 block gives the argument of its eigenvalue, in (0, pi). A 1 x 1 block gives 0 or pi by its sign. Blocks are
     in LAPACK's order. The angles belong to M on the residual stream; they are not angles of RoPE. See "Fingerprint, Not
@@ -207,7 +216,9 @@ def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
 
 
 def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
-    """Return the principal angles between the column spaces of W_Q and W_K (of full rank), in degrees, ascending."""
+    """Return for each head the m principal angles between the column spaces of W_Q and W_K (of full rank), in degrees,
+    ascending.
+    """
     # Cosine and sine together make small and right angles equally accurate.
     rows = core.matrix.shape[1]
     basis = torch.linalg.qr(core.key).Q
@@ -222,7 +233,8 @@ def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
 def _trimmed_angles(
     query: Float64[Tensor, "r d_head"], key: Float64[Tensor, "r d_head"], tolerance: float
 ) -> Float64[np.ndarray, " angles"]:
-    """Return the principal angles between the column spaces of two factors without full rank, in degrees.
+    """Return the principal angles between the column spaces of two factors of one head without full rank, in degrees.
+    `query`, `key`: W_Q and W_K in coordinates of their joint column space.
 
     Directions with a singular value below `tolerance` times the largest are dropped.
     """
@@ -234,7 +246,8 @@ def _trimmed_angles(
 
 
 def rank_tolerance(storage_dtype: torch.dtype, d_model: int, d_head: int) -> float:
-    """Return the share of the largest singular value below which a singular value counts as rounding of stored weights.
+    """Return the share of the largest singular value below which a singular value counts as rounding of weights that
+    were stored as `storage_dtype`.
 
     It is max(d_model, d_head) eps for storage in 32 bits or more, and eps for 16 bits or less.
     """
@@ -255,7 +268,8 @@ class HeadMetrics:
 
     λ are the eigenvalues of M and s its singular values.
 
-    * `status`: `ok`, `rank_deficient`, `defective` or `zero`; see `head_metrics`.
+    * `status`: `zero` (M is 0), `defective` (the weights do not determine the eigenvalues), `rank_deficient` (rank
+      below k) or `ok`.
     * `rank`: number of singular values above the rank tolerance.
     * `dir_frac` = ||M_A|| / ||M||: 0 for a symmetric M, 1 for an antisymmetric M.
     * `D_head` = sum |Im λ| / sum |λ|.

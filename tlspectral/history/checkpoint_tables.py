@@ -263,7 +263,7 @@ def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, fl
 class HeadHistory:
     """The result of `tls.head_history`: DataFrames with a column `step`, the label of the checkpoint.
 
-        history = tls.head_history("EleutherAI/pythia-70m", folder="pythia")
+        history = tls.head_history("EleutherAI/pythia-70m", folder="pythia")  # "pythia": keeps results
         history.summary[["step", "icl_score", "D_head_median"]]
         history.track("L3H1")  # one head over the steps
 

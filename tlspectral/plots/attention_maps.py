@@ -108,10 +108,12 @@ def _without_sinks(
     prompt: Any,
     weights: list[Float[np.ndarray, "query key"]],
 ) -> list[Float[np.ndarray, "query key"]]:
-    """Return attention arrays [query, key] in which each key that is an attention sink of its layer is NaN.
+    """Return copies of the attention arrays [query, key] in which each key that is an attention sink of its layer is
+    NaN.
 
-    `weights` has one array per head, in the order of `by_layer`, a dict from layer to head numbers. Raises ValueError
-    for a prompt on which sinks cannot be judged, such as a short one.
+    `view` and `prompt` are the model and the prompt on which sinks are judged. `weights` has one array per head, in the
+    order of `by_layer`, a dict from layer to head numbers. Raises ValueError for a prompt on which sinks cannot be
+    judged, such as a short one.
     """
     sinks = found_sinks(view, packed_prompts(view, prompt), by_layer, 1)
     layers = [layer for layer in sorted(by_layer) for _ in by_layer[layer]]

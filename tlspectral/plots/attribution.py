@@ -83,8 +83,8 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def _draw_points(axes: Axes, values: Any, heights: np.ndarray, gid: str, face: str) -> tuple[Artist, str]:
-    """Draw the points (values, heights) as circles with the fill colour `face`, and return (artist, legend text); `gid`
-    names the artist and is the legend text.
+    """Draw the points (`values` across, `heights` up) into `axes` as circles with the fill colour `face`, and return
+    (artist, legend text); `gid` names the artist and is the legend text.
     """
     (line,) = axes.plot(values, heights, "o", color=INK, markerfacecolor=face, markersize=4 if face == INK else 7,
         linestyle="none", gid=gid, zorder=4)  # fmt: skip

@@ -146,8 +146,8 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
 
 
 def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Return a figure with edges as coloured cells: senders across, receivers down from the logits, colour their
-    effect.
+    """Return a figure (new, or the figure of `ax`) with edges as coloured cells: senders across, receivers down from
+    the logits, colour their effect.
 
     `shown` has the columns sender, receiver and effect. `note` is a line of text below the panel.
     """
@@ -171,7 +171,7 @@ def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 
 
 def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Return a figure with edges as lines between boxes, with a row of boxes per layer.
+    """Return a figure (new, or the figure of `ax`) with edges as lines between boxes, with a row of boxes per layer.
 
     `shown` has the columns sender, receiver and effect. `note` is a line of text below the panel.
     """
@@ -229,8 +229,8 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
     """Return a dict from a group of heads with common keys or values, such as "L18KV2", to the names of its heads.
 
-    `shown` are edges; `ends` are their receivers without the input, such as "L18KV2". The dict is empty if `shown` has
-    no column `reached`.
+    `shown` are edges; `ends` are their receivers without the input, such as "L18KV2". Heads of a group are those that
+    its edge reaches, from the column `reached`. The dict is empty if `shown` has no column `reached`.
     """
     if "reached" not in shown:
         return {}
@@ -241,8 +241,8 @@ def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
 def _between_boxes(
     start: tuple[float, float], end: tuple[float, float], boxes: list[tuple[float, float]], half: float
 ) -> Path:
-    """Return a curve from the top of the box at `start` to the bottom of the box at `end`, which avoids the boxes of
-    the rows between.
+    """Return a matplotlib Path, a curve from the top of the box at `start` to the bottom of the box at `end`, which
+    avoids the boxes of the rows between.
 
     `start`, `end` and `boxes` are centres (x, row), `half` is half the width of a box, all in units of the axes.
     """
@@ -266,8 +266,8 @@ def _between_boxes(
 
 
 def _nearest_gap(x: float, boxes: list[float], half: float) -> float:
-    """Return the position nearest to `x` that is at least `half` away from the centre of every box of a row; `boxes`
-    are these centres.
+    """Return the horizontal position nearest to `x` that is at least `half` away from the centre of every box of a row;
+    `boxes` are these centres.
     """
     free = [place for place in (x, *(box + side * half for box in boxes for side in (-1.0, 1.0)))
             if all(abs(place - box) >= half - 1e-9 for box in boxes)]  # fmt: skip

@@ -93,6 +93,8 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
 
 
 def _rotational(values: Any) -> float:
-    """Return D_head, Σ|Im λ| / Σ|λ|, of complex eigenvalues [k], or its mean over draws for eigenvalues [draws, k]."""
+    """Return D_head, Σ|Im λ| / Σ|λ| (0 to 1), of complex eigenvalues [k], or its mean over draws for eigenvalues
+    [draws, k].
+    """
     modulus = np.abs(values).sum(-1)
     return float((np.abs(values.imag).sum(-1) / np.where(modulus > 0, modulus, 1.0)).mean())

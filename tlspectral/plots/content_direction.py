@@ -91,8 +91,8 @@ def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
 
 
 def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
-    """Draw the mean of a metric's null as a line and ± 2 standard deviations as a band; return [(artists, legend
-    text)].
+    """Draw the mean of a metric's null into `axes` as a line and ± 2 standard deviations as a band; return [(artists,
+    legend text)].
 
     `metric` is "dir_frac" or "D_head", a column of the head table `table`. Draw nothing and return [] if the table has
     no null columns for it.
@@ -114,8 +114,8 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
 
 
 def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
-    """Draw a red ring around each head in `ringed` (rows with dir_frac, D_head and prev), and return its legend entry
-    (artist, text).
+    """Draw a red ring into `axes` around each head in `ringed` (rows with dir_frac, D_head and prev), and return its
+    legend entry (artist, text).
 
     `area` is the area of a head's dot in square points.
     """
@@ -128,8 +128,8 @@ def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
 
 
 def _left_out(rows: pd.DataFrame) -> str | None:
-    """Return a note with the number and first names of the heads in `rows`, which are not drawn; None if `rows` is
-    empty.
+    """Return a note (text) with the number and first names of the heads in `rows`, which are not drawn; None if `rows`
+    is empty.
     """
     named = ", ".join(rows["name"].head(4)) + (", ..." if len(rows) > 4 else "")
     return f"not drawn, dir_frac or D_head is NaN: {len(rows)} ({named})" if len(rows) else None

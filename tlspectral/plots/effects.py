@@ -142,7 +142,8 @@ def _named_rows(sweep: pd.DataFrame, heads: Heads) -> pd.Series:
 
 
 def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:
-    """Draw, for each row of the sweep `table`, a tick per control effect and a bar from the least to the largest one.
+    """Draw into `axes`, for each row of the sweep `table`, a tick per control effect and a bar from the least to the
+    largest one.
 
     Return the artist of the ticks for the legend, or None if no row has controls. Effects come from the column
     control_draws, a list per row.
@@ -158,7 +159,7 @@ def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:
 
 
 def _write_pvalues(axes: Axes, table: pd.DataFrame) -> None:
-    """Write control_p at the right edge of each row of the sweep `table`.
+    """Write the p-value control_p into `axes` at the right edge of each row of the sweep `table`.
 
     It is written as "≤ 1/n" if it is the smallest value that the row's n - 1 controls allow, and left empty if it is
     NaN.
@@ -178,7 +179,9 @@ def _write_pvalues(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def _title(sweep: pd.DataFrame, task: str) -> str:
-    """Return the title of a sweep's figure: model, name of the task, and the metric's value without ablation."""
+    """Return the title of a sweep's figure as text: the model (from `sweep.attrs`), the name `task`, and the metric's
+    value without ablation.
+    """
     parts = [str(sweep.attrs[name]) for name in ("model",) if name in sweep.attrs] + [task]
     if "intact_value" in sweep.attrs:
         parts.append(f"intact {two_decimals(sweep.attrs['intact_value'])}")

@@ -95,8 +95,8 @@ def heads(
 
 
 def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMappable:
-    """Return the matplotlib colour map and scale for an array of values: purple to orange around 0 if they have both
-    signs, otherwise pale to dark.
+    """Return a ScalarMappable, the matplotlib colour map and scale for an array of values: purple to orange around 0 if
+    they have both signs, otherwise pale to dark.
 
     `limits` are (low, high) ends of the scale; None takes the smallest and largest finite value.
     """

@@ -109,7 +109,8 @@ def _framed(heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
 
 
 def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:
-    """Return the figure of a wall (attention of all heads on one sentence, and effects of removing each head).
+    """Return a new figure of the wall `shown` (attention of all heads on one sentence, and effects of removing each
+    head).
 
     `framed` is a dict from (layer, head) to the detector that frames the head, such as "prev".
     """
@@ -193,7 +194,8 @@ def _square(
     """Return an RGB image [side, side, 3] of one head's attention, given without the first query and key.
 
     `sink` is the position of a second attention sink in the sentence, whose key is drawn in grey; below 1 there is
-    none. If a pixel covers several weights, it shows the largest.
+    none. `colours` is the colour scale, `side` the size in pixels. If a pixel covers several weights, it shows the
+    largest.
     """
     n, keys = len(attention), np.arange(1, len(attention) + 1)
     if n > side:
@@ -241,8 +243,8 @@ def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], la
 
 
 def _answer(removal: Removal) -> str:
-    """Return the sentence of the caption that explains the bars: the quantity that changes, its value with all heads
-    and its standard error.
+    """Return the sentence of the caption that explains the bars, from `removal`, the effects of removing each head: the
+    quantity that changes, its value with all heads and its standard error.
     """
     if not removal.of_task:
         return (

@@ -24,7 +24,8 @@ def name_points(
     colours: list[str],
     gid: str,
 ) -> None:
-    """Write each name near its point, inside the axes, where it covers few other names and points.
+    """Write each of `names` near its point, inside the axes, where it covers few other names and points. The figure is
+    changed.
 
     `places` are the named points [named, 2] and `others` points [points, 2] that should stay visible, both in data
     coordinates. `colours` has a colour per name. `figure.findobj` finds the texts by `gid`.

@@ -156,7 +156,9 @@ def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: boo
 
 
 def _write_what_decides(axes: Axes) -> None:
-    """Write "the content decides" at the upper end of the arc, and "the position decides" at its right end."""
+    """Write the texts "the content decides" into `axes` at the upper end of the arc, and "the position decides" at its
+    right end.
+    """
     look: dict[str, Any] = {"fontsize": 9, "color": GREY, "zorder": 0, "gid": "what decides"}
     axes.text(0.02, 0.9, "the content\ndecides", ha="left", va="top", **look)
     axes.text(0.78, 0.02, "the position\ndecides", ha="right", va="bottom", **look)
@@ -168,8 +170,8 @@ def circle_entry() -> tuple[Line2D, str]:
 
 
 def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
-    """Draw error bars of one standard error around the heads in `shown`, from the columns s_pos_se and s_sym_se; draw
-    none if a column is missing. A head whose error is NaN gets no bar.
+    """Draw into `axes` error bars of one standard error around the heads in `shown`, from the columns s_pos_se and
+    s_sym_se; draw none if a column is missing. A head whose error is NaN gets no bar.
     """
     if "s_pos_se" not in shown or "s_sym_se" not in shown:
         return
@@ -181,8 +183,8 @@ def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
 
 
 def _correlation(scores: pd.DataFrame) -> str | None:
-    """Return a text with Pearson's r of the two scores over heads, its mean and standard deviation under the null, and
-    its percentile; None if `scores.attrs` have no correlation.
+    """Return a text for the figure with Pearson's r of the two scores over heads, its mean and standard deviation under
+    the null, and its percentile; None if `scores.attrs` have no correlation.
     """
     stats = scores.attrs.get("correlation") or {}
     if stats.get("pearson") is None:
@@ -195,7 +197,7 @@ def _correlation(scores: pd.DataFrame) -> str | None:
 
 
 def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | None) -> pd.DataFrame:
-    """Return the rows of `shown` whose heads are in `highlight`; no rows if it is None.
+    """Return a DataFrame with the rows of `shown` whose heads are in `highlight`; no rows if it is None.
 
     `scores` is the whole table, `shown` its rows without NaN. Raises ValueError for a head that `scores` lacks.
     """
@@ -225,8 +227,8 @@ def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> 
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
-    """Return (rows without NaN in `columns`, a note that counts the other rows); the note is None if no row is left
-    out.
+    """Return (a DataFrame with the rows of `table` without NaN in `columns`, a note as text that counts the other
+    rows); the note is None if no row is left out.
     """
     complete = table.dropna(subset=columns)
     count = len(table) - len(complete)

@@ -60,8 +60,8 @@ def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def sequential_colours(values: pd.Series) -> ScalarMappable:
-    """Return a Viridis colour map scaled from the smallest to the largest finite value, without its palest end, which
-    vanishes on paper.
+    """Return a ScalarMappable, the Viridis colour map scaled from the smallest to the largest finite value, without its
+    palest end, which vanishes on paper.
     """
     palette = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)))
     finite = np.asarray(values, dtype=float)
@@ -92,7 +92,7 @@ def draw_dots(
 def draw_heads(
     figure: Figure, axes: Axes, points: Float64[np.ndarray, "points 2"], shown: pd.DataFrame, table: pd.DataFrame
 ) -> float:
-    """Draw a dot per head, coloured by layer, with a colour bar, the model's name and the number of heads.
+    """Draw a dot per head into `axes`, coloured by layer, with a colour bar, the model's name and the number of heads.
 
     `shown` are the rows of the drawn heads, `points` their places [points, 2]. `table` is the whole table, whose layers
     set the colour scale. Return the area of a dot in square points.
@@ -107,7 +107,7 @@ def draw_heads(
 
 
 def dress(axes: Axes) -> None:
-    """Hide the upper and right spine of the axes, and make labels and ticks dark, in 9 and 10 points."""
+    """Change `axes` in place: hide the upper and right spine, and make labels and ticks dark, in 9 and 10 points."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(color=GREY, labelcolor=INK, labelsize=9)
@@ -116,7 +116,7 @@ def dress(axes: Axes) -> None:
 
 
 def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes], label: str, *, whole: bool) -> Axes:
-    """Draw a thin colour bar next to one or several axes, and return its axes.
+    """Draw a thin colour bar into `figure` next to one or several axes, and return the bar's own axes.
 
     `colours` is the scale that it shows, `label` its title. `whole=True` keeps ticks at whole numbers.
     """

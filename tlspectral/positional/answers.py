@@ -94,9 +94,11 @@ def answers_table(
 ) -> pd.DataFrame:
     """Return a DataFrame with the columns of `task_answers` except `draw`, a row per queried block of one draw.
 
-    The columns are query, answer, and probability, rank, relative_probability and chance of the right answer's first
-    token. `queries`: indices of the queried blocks. `logits`: the model's logits after the prompt of each query.
-    `tokenizer`: the model's; None if the answers are token ids.
+    The columns are query (index of the block), answer (text), and four numbers about the right answer's first token:
+    probability, rank (1 is the most probable token), relative_probability (its share among the first tokens of
+    `draw.choices`) and chance (its share of the choices). `queries`: indices of the queried blocks. `logits`: the
+    model's logits after the prompt of each query. `tokenizer`: the model's; None if the answers are token ids. Raises
+    ValueError for an answer that the tokenizer merges with the prompt, or an id outside the vocabulary.
     """
     rows = []
     for query, prompt_logits in zip(queries, logits, strict=True):

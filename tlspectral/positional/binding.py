@@ -78,7 +78,8 @@ class BindingTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("names")))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return a `BlockDraw` with different names, and colours drawn uniformly with repetition.
+        """Return a `BlockDraw` (blocks of text and a question about each): different names, and colours drawn uniformly
+        with repetition.
 
         `seed`: with the same seed, a smaller task has the first lines of a larger task. The paper (PS) does not say
         which names and colours it uses, nor how it draws them.
@@ -111,9 +112,9 @@ class BindingTask(BlockTask):
         )
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """Return the `BlockPrompt` that asks about the block with index `query`.
+        """Return the `BlockPrompt` (text: prefix, blocks, suffix) that asks about the block with index `query`.
 
-        `draw`: a draw of this task. `bos`: text put in front, used only by the template "plain"; the other templates
-        contain their own start token.
+        `draw`: a draw of this task. Raises ValueError if it has no question about this block. `bos`: text put in front,
+        used only by the template "plain"; the other templates contain their own start token.
         """
         return super().prompt(draw, query, bos=bos if self.template == "plain" else "")

@@ -106,8 +106,8 @@ class BlockDraw:
 
 
 class _Blocks(ABC):
-    """Base of `BlockTask` with the two things that a subclass must provide: `n_blocks` (a number) and the method
-    `draw(seed)`.
+    """Base of `BlockTask` with the two things that a subclass must provide: `n_blocks` (number of blocks of a prompt)
+    and the method `draw(seed)`, which returns a `BlockDraw` (blocks and questions).
     """
 
     n_blocks: int  # not a field of `BlockTask`: it comes where a subclass puts it, or is a property
@@ -193,7 +193,8 @@ class BlockTask(_Blocks):
         return repr(self)
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """Return the `BlockPrompt` that asks about one block; prompts of the same draw differ only in their suffix.
+        """Return the `BlockPrompt` (prefix, blocks, suffix) that asks about one block; prompts of the same draw differ
+        only in their suffix.
 
         Args:
             draw: a draw of this task.
@@ -206,7 +207,8 @@ class BlockTask(_Blocks):
         return BlockPrompt(prefix, draw.blocks, draw.question(query).suffix)
 
     def task(self, *, seed: int = 0) -> Task:
-        """Return a `tls.Task` with a prompt per question; its metric is the probability of the right answer, 0 to 1.
+        """Return a `tls.Task` with a prompt for each queried block of each draw; its metric is the probability of the
+        right answer, 0 to 1.
 
         The probability is of the answer's first token. Use it as the `task=` of ablations. With the same `seed` it has
         the prompts of `positional_symbolic`. Raises ValueError if `queries` names blocks that do not exist.
@@ -228,7 +230,9 @@ class BlockTask(_Blocks):
 
 
 def swapped_blocks(task: BlockTask) -> tuple[int, ...]:
-    """Return the indices of the blocks of a task that swap with one another: `task.swapped` blocks, evenly spaced."""
+    """Return the indices of the blocks of a task that swap with one another: `task.swapped` blocks, evenly spaced over
+    all blocks.
+    """
     return evenly(range(task.n_blocks), min(task.swapped, task.n_blocks))
 
 
@@ -281,7 +285,10 @@ class AnswerPrompts:
         return len(self.prompts)
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the prompts as one batch of token ids. Raises ValueError if the tokenizer joins text across blocks."""
+        """Return the prompts as one padded batch of token ids with their lengths, for the model behind `view`.
+
+        Raises ValueError if the tokenizer joins text across blocks, or a prompt is longer than the context.
+        """
         bos = bos_text(view)
         prompts = (task.prompt(draw, query, bos=bos) for task, draw, query in self.prompts)
         return packed_prompts(view, [prompt.tokenized(view.model).tokens() for prompt in prompts])
@@ -300,8 +307,9 @@ class AnswerProbability:
     def for_model(self, view: AttentionView, prompts: PackedTokens) -> Any:
         """Return the metric for one model: a function of logits, tokens and mask that returns a probability per prompt.
 
-        `prompts`: the tokenised prompts, not used here. Raises ValueError for answer ids outside the model's
-        vocabulary.
+        `view`: the model, whose tokenizer gives the first token of each answer. `prompts`: the tokenised prompts, not
+        used here. Raises ValueError for answer ids outside the model's vocabulary, and for text answers without a
+        tokenizer or merged with the prompt.
         """
         tokenizer = getattr(view.model, "tokenizer", None)
         ids = torch.tensor([first_token(tokenizer, suffix, answer) for suffix, answer in self.ends])
@@ -310,7 +318,8 @@ class AnswerProbability:
 
 
 def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
-    """Return the token id with which `answer` begins after `suffix`; an answer that is an id is returned unchanged.
+    """Return the id of the first token of `answer` after `suffix`, the end of the prompt; an answer that is an id is
+    returned unchanged.
 
     Raises ValueError for a text answer if the tokenizer is None or the suffix is not text, and if the tokenizer merges
     the end of the suffix with the answer.
@@ -333,12 +342,14 @@ def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
 
 
 def bos_text(view: AttentionView) -> str:
-    """Return the tokenizer's BOS token as text, or "" if the model has none."""
+    """Return the BOS token (start of text) of the model's tokenizer as text, or "" if the model has none."""
     return getattr(getattr(view.model, "tokenizer", None), "bos_token", None) or ""
 
 
 def _probability(
     ids: Int[Tensor, "sequences"], logits: Float[Tensor, "sequences 1 d_vocab"], tokens: Tensor, mask: Tensor
 ) -> Float[Tensor, "sequences"]:
-    """Return the probability [sequences] of the token `ids[i]` after sequence i. `tokens` and `mask` are not used."""
+    """Return the probability [sequences] (0 to 1) of the token `ids[i]` after sequence i, from its logits. `tokens` and
+    `mask` are not used.
+    """
     return logits[:, -1].softmax(-1).gather(1, ids.to(logits.device)[:, None])[:, 0]

@@ -60,7 +60,10 @@ _Measured = dict[str, dict[tuple[int, int], _Columns]]  # by "heads" or "frequen
 class QueryPasses:
     """Runs a model over contexts (prompts without their suffix), each followed by every suffix.
 
-    `suffixes`: token ids of each suffix; the last token is the query. `layers`: the attention weights of all layers.
+    Attributes:
+        view: the model.
+        layers: dict from layer to its attention weights, for all layers.
+        suffixes: token ids [tokens] of each suffix; the last token is the query.
     """
 
     view: AttentionView
@@ -72,11 +75,16 @@ class QueryPasses:
     ) -> dict[int, Float[Tensor, "prompts d_vocab"]]:
         """Run every context with every suffix, and call `reduce` for every attention layer of every run.
 
-        `reduce` gets five arguments: the row of the context, the number of the suffix, the layer, its `LastQuery`, and
-        the last row of the model's own attention pattern [heads, keys].
+        Args:
+            contexts: token ids of prompts without their suffix, a row per prompt.
+            reduce: function of five arguments: the row of the context, the number of the suffix, the layer, its
+                `LastQuery` (factors of the last query's logits), and the last query's row of the model's own attention
+                pattern [heads, keys]. Its result is not used.
 
         Returns:
             Dict from the number of a suffix to the logits after its last token, one row per context.
+
+        Raises UnsupportedArchitecture if the model returns no pattern for a layer, or runs a layer several times.
         """
         # Several suffixes share one pass over the contexts, with keys and values kept. A single suffix gets a plain
         # pass, because hooks may refuse a cache. So does each suffix if the model has no cache or loses it.
@@ -117,7 +125,7 @@ class QueryPasses:
         return batch_on(self.view.device).held // 2
 
     def _groups(self, at_once: int) -> Iterator[list[int]]:
-        """Yield lists of suffix numbers: suffixes of equal length, at most `at_once` in a list."""
+        """Yield lists of the numbers of suffixes that run together: of equal length, at most `at_once` in a list."""
         for length in sorted({len(suffix) for suffix in self.suffixes}):
             same = [number for number, suffix in enumerate(self.suffixes) if len(suffix) == length]
             yield from (same[start : start + at_once] for start in range(0, len(same), at_once))
@@ -166,16 +174,18 @@ class BlockReading:
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
-        """Dict from layer to the list of heads that get rows."""
+        """Dict from layer to the list of heads that get rows: `heads`, or all heads if it is None."""
         return self.heads or heads_by_layer(self.view, None)
 
     def intact(self) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
         """Run the unchanged prompts. Return a dict of tables with the keys "heads" and "frequencies", and a list of
         logits.
 
-        Each table has a row per query, layer and head (or rotary pair) and the columns of this module's docstring:
-        exclusion split, and `before_B` (mean attention weight of block B). With `mode="key"` it also has the columns
-        after each swap. The list has the logits [d_vocab] after each prompt.
+        Each table has a row per query, layer and head (or rotary pair). Columns: the exclusion split `pos`, `sym` and
+        `variance` (squared logits), and `before_B` (mean attention weight of block B; NaN if hidden). With `mode="key"`
+        it also has, for each swap of the keys of blocks I and J, the mean weights in both slots after it, `first_I_J`
+        and `second_I_J`. "frequencies" is missing without `per_frequency`. The list has the logits [d_vocab] after each
+        prompt. Raises ScoreMismatch if a chosen layer's attention is not the softmax of our logits.
         """
         context, measured = self.prompts[0], _Measured()
         swap_keys = self.mode == "key"
@@ -202,7 +212,8 @@ class BlockReading:
         return self._tables(measured), [logits[query][0] for query in range(len(self.prompts))]
 
     def swapped(self, swaps: Iterable[Swap]) -> dict[str, pd.DataFrame]:
-        """Run the prompts once per swap, with the words of two blocks exchanged. Return a dict of tables.
+        """Run the prompts once per swap (i, j) in `swaps`, with the words of blocks i and j exchanged. Return a dict of
+        tables.
 
         The tables "heads" and "frequencies" have a row per query, layer and head (or rotary pair), and for each swap of
         blocks I and J the mean attention weights in its two slots, `first_I_J` and `second_I_J`.
@@ -237,11 +248,15 @@ class BlockReading:
         return QueryPasses(self.view, self.layers, [torch.as_tensor(prompt.suffix) for prompt in self.prompts])
 
     def _scaled(self, seen: LastQuery) -> LastQuery:
-        """Return the factors with `logit_scale` in place of the model's score scale; unchanged if it is None."""
+        """Return the factors `seen` with `logit_scale` in place of the model's score scale, as a copy; `seen` itself if
+        `logit_scale` is None.
+        """
         return seen if self.logit_scale is None else replace(seen, score_scale=self.logit_scale)
 
     def _resolutions(self, seen: LastQuery) -> list[str]:
-        """Return ["heads", "frequencies"] if rotary pairs are measured and the layer has some, otherwise ["heads"]."""
+        """Return ["heads", "frequencies"] if `per_frequency` is True and the layer of `seen` has rotary pairs,
+        otherwise ["heads"].
+        """
         return ["heads", "frequencies"] if self.per_frequency and seen.n_pairs > 0 else ["heads"]
 
     def _tables(self, measured: _Measured) -> dict[str, pd.DataFrame]:
@@ -283,11 +298,16 @@ def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFra
 def query_scores(
     tables: dict[str, pd.DataFrame], swaps: list[list[Swap]], tau: float | None, seed: int
 ) -> tuple[list[dict[str, pd.DataFrame]], list[dict[str, Any]]]:
-    """Return two lists over queries: dicts of score tables ("heads", "frequencies"), and dicts of `score_correlation`.
+    """Return two lists with an entry per query: a dict of score tables ("heads", "frequencies"), and a dict about a
+    correlation.
 
-    `tables`: joined tables of `BlockReading`. `swaps`: for each query the pairs of blocks that count. `tau`:
-    temperature of the weights of swaps; None for 0.1 of the largest difference. `seed`: of the random null of the
-    correlations.
+    A score table has a row per layer and head (or rotary pair): s_pos, s_sym, tau, alpha_ess, exclusion_index,
+    logit_std. The second dict compares s_pos with s_sym over heads: pearson, null_mean, null_sd, null_share, draws,
+    n_heads.
+
+    `tables`: tables of `BlockReading` with attention weights before and after swaps, by the same names. `swaps`: for
+    each query the pairs of blocks that count. `tau`: temperature of the weights of swaps; None for 0.1 of the largest
+    difference of the weights of two blocks. `seed`: of the random null of the correlations.
     """
     score_tables, correlations = [], []
     for query, of_query in enumerate(swaps):
@@ -304,7 +324,9 @@ def _scored(
     """Score the rows of one query. Return the score table, the weights before each swap [swaps, rows, 2], and
     `SwapScores`.
 
-    `swaps`: the pairs (i, j) of blocks that count. The weights are the mean attention weights (d_i, d_j) of both
+    `rows`: rows of a table of `BlockReading`, one per head (or rotary pair). `swaps`: the pairs (i, j) of blocks that
+    count. `tau`: temperature of the weights of swaps; None for the default. The score table has the columns that name
+    the rows, the scores, exclusion_index and logit_std. The weights are the mean attention weights (d_i, d_j) of both
     blocks.
     """
 

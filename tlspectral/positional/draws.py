@@ -59,10 +59,12 @@ class DrawnPrompts:
 def prompts_of_task(
     view: AttentionView, task: BlockTask, swaps: Swaps, mode: SwapMode, seed: int
 ) -> list[DrawnPrompts]:
-    """Return one `DrawnPrompts` per draw of a task, tokenised for a model and checked.
+    """Return one `DrawnPrompts` (prompts of token ids, queries and swaps) per draw of a task, tokenised for a model and
+    checked.
 
-    `swaps`: "kept", "all", "per_query" or pairs of block indices. `mode`: "prompt" also checks that swaps keep the
-    tokens.
+    `view`: the model. `swaps`: which pairs of blocks swap: "kept" (all pairs of the task's `swapped` blocks without the
+    first of them), "all", "per_query" (each block with the queried block) or pairs of block indices. `mode`: "prompt"
+    also checks that swaps keep the tokens; "key" does not. `seed`: the seeds of the draws are made from it.
 
     Raises:
         ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer merges across blocks,
@@ -86,11 +88,12 @@ def prompts_of_task(
 def prompts_given(
     view: AttentionView, prompts: Iterable[BlockPrompt], swaps: Swaps, mode: SwapMode, seed: int, *, every_query: bool
 ) -> list[DrawnPrompts]:
-    """Return one `DrawnPrompts` per given prompt, tokenised for a model.
+    """Return one `DrawnPrompts` (prompts of token ids, queries and swaps) per given prompt, tokenised for a model.
 
-    `every_query`: True makes every token of the suffix a query; False only the last. `swaps`: "kept", "all" or pairs of
-    block indices. `mode`: "prompt" also checks that swaps keep the tokens. Raises ValueError for text that cannot be
-    tokenised block by block, and for swaps that do not exist.
+    `view`: the model. `every_query`: True makes every token of the suffix a query; False only the last. `swaps`: "kept"
+    (all pairs without the first block), "all" or pairs of block indices. `mode`: "prompt" also checks that swaps keep
+    the tokens. `seed`: of the random null of the score correlation. Raises ValueError for text that cannot be tokenised
+    block by block, and for swaps that do not exist.
     """
     all_prompts = []
     for number, prompt in enumerate(prompts):
@@ -106,9 +109,11 @@ def prompts_given(
 
 
 def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[str, Any]:
-    """Return a dict of digests and settings by which a results folder recognises its prompts.
+    """Return a dict by which a results folder recognises its prompts.
 
-    For a task only the tokens of the first draw count, so a later call may add draws. `task` is None for given prompts.
+    Keys for a task: tokens (digest of the first prompt), task (name), blocks (that swap) and queries. Only the first
+    draw counts, so a later call may add draws. For given prompts (`task` is None): tokens (digest of all), blocks
+    (their spans) and queries. `drawn`: the tokenised prompts.
     """
     if task is None:
         return {
@@ -121,7 +126,9 @@ def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[
 
 
 def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
-    """Return the mean next-token loss (nats) on the last 16 tokens of a prompt, under the model's current hooks."""
+    """Return the mean next-token loss (nats) on the last 16 tokens of the prompt `tokens`. The model runs with its
+    current hooks, without gradients.
+    """
     first = max(1, len(tokens) - _LOSS_OF)
     with torch.no_grad():
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
@@ -129,11 +136,13 @@ def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
 
 
 def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | None) -> list[Job]:
-    """Return the jobs of one draw: one for the unchanged prompts and, for `mode="prompt"`, one per group of swaps.
+    """Return the jobs of one draw: one for the unchanged prompts and, for `mode="prompt"`, one per group of swaps. A
+    job returns one DataFrame that bundles tables of attention weights.
 
-    `how`: keyword arguments of `BlockReading`: mode, per_frequency, logit_scale, heads. `folder`: folder of finished
-    jobs, or None. If it has jobs of an earlier `per_frequency=True` call, these are used, because their tables contain
-    the heads too. A job's function takes an `AttentionView`, so a worker process receives the model once.
+    `drawn`: the prompts of the draw. `how`: keyword arguments of `BlockReading`: mode, per_frequency, logit_scale,
+    heads. `folder`: folder of finished jobs, or None. If it has jobs of an earlier `per_frequency=True` call, these are
+    used, because their tables contain the heads too. A job's function takes an `AttentionView`, so a worker process
+    receives the model once.
     """
     mode, swaps = how["mode"], drawn.every_swap
     wide = f"{mode}_frequencies_{drawn.name}"
@@ -157,8 +166,11 @@ def scored_draw(
 ) -> tuple[dict[int, pd.DataFrame], list[dict[str, Any]], pd.DataFrame | None]:
     """Return the scores of one draw: a dict from query to score table, a list of correlations, a table of answers.
 
-    `parts`: tables of the draw's jobs. `tau`: temperature of the weights of swaps, or None. `per_frequency`: True for
-    tables of rotary pairs. There is one correlation per query. The answers are None for a given prompt.
+    A score table has a row per layer and head (or rotary pair). The list has a dict per query, the correlation of s_pos
+    and s_sym over heads. The answers are the table of `answers_table`; None for a given prompt.
+
+    `drawn`: the prompts. `parts`: tables of the draw's jobs, the unchanged prompts first. `tau`: temperature of the
+    weights of swaps; None for the default. `per_frequency`: True for tables of rotary pairs.
     """
     intact = unbundled(parts[0])
     answers = intact.pop("answers", None)
@@ -174,7 +186,9 @@ def scored_draw(
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
     """Return a function from the index of a queried block to the list of pairs of blocks that swap for it.
 
-    `swaps`: "kept", "all", "per_query" or pairs of block indices. Raises ValueError if no blocks swap.
+    `task`: the block task, whose `swapped` blocks take part. `swaps`: "kept" (all pairs of these blocks without the
+    first of them), "all", "per_query" (each block with the queried block) or pairs of block indices. Raises ValueError
+    if no blocks swap.
     """
     blocks = swapped_blocks(task)
     if swaps == "per_query":
@@ -199,7 +213,8 @@ def _require_same_prompts(name: str, identity: str, table: pd.DataFrame) -> None
 def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: AttentionView) -> pd.DataFrame:
     """Run the unchanged prompts. Return one DataFrame that bundles their tables and, for a task, the table of answers.
 
-    `reading_of`: function that makes the `BlockReading` from a view. `identity`: digest stored in the attrs.
+    `drawn`: the prompts, for their questions. `reading_of`: function that makes the `BlockReading` (which runs the
+    model) from a view. `identity`: digest stored in `attrs["prompts"]`.
     """
     tables, logits = reading_of(view).intact()
     if drawn.draw is not None:
@@ -210,15 +225,19 @@ def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: 
 
 
 def _swapped_part(reading_of: Reading, swaps: list[Swap], identity: str, view: AttentionView) -> pd.DataFrame:
-    """Run the prompts with each swap. Return one DataFrame that bundles the tables of attention weights.
+    """Run the prompts once with each swap in `swaps`. Return one DataFrame that bundles the tables of attention
+    weights.
 
-    `reading_of`: function that makes the `BlockReading` from a view. `identity`: digest stored in the attrs.
+    `reading_of`: function that makes the `BlockReading` (which runs the model) from `view`. `identity`: digest stored
+    in `attrs["prompts"]`.
     """
     return _identified(reading_of(view).swapped(swaps), identity)
 
 
 def _identified(tables: dict[str, pd.DataFrame], identity: str) -> pd.DataFrame:
-    """Return one DataFrame that bundles the given tables, with the digest of their prompts in `attrs["prompts"]`."""
+    """Return one new DataFrame with the rows of all `tables`, for `unbundled`; `attrs["prompts"]` is `identity`, the
+    digest of their prompts.
+    """
     table = bundled(tables)
     table.attrs["prompts"] = identity
     return table

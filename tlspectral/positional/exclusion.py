@@ -151,7 +151,8 @@ def swapped_key_means(
     spans: list[tuple[int, int]],
     swaps: list[tuple[int, int]],
 ) -> Float64[Tensor, "swaps *rows 2"]:
-    """Return the mean attention weights in both slots of each swap, after the keys of two blocks exchanged positions.
+    """Return the last query's mean attention weights in both slots of each swap, after the keys of two blocks exchanged
+    positions.
 
     Args:
         logits_of: function from (indices of keys, their new positions) to logits, -inf at masked positions.
@@ -194,7 +195,10 @@ def swapped_key_means(
 def _mean_squared_change(
     moved: Float64[Tensor, "*batch n r"], fixed: Float64[Tensor, "*batch n r"]
 ) -> Float64[Tensor, "*batch"]:
-    """Return the mean over all pairs of rows (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
+    """Return the mean over all pairs of rows (k, j) of `((moved_k - moved_j) . fixed_j)^2`.
+
+    `moved`: the factor of the logit (content or place) that changes from row j to row k. `fixed`: the other factor.
+    """
     deviations = centred(moved, dim=-2)
     covariance = deviations.mT @ deviations / moved.shape[-2]
     # A quadratic form that vanishes can round to below 0.

@@ -86,7 +86,9 @@ class LastQuery:
         return logits.mul_(self.score_scale).masked_fill_(~visible, -torch.inf)
 
     def _placed(self, moved: Moved | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return contents, places and visibility of the `moved` keys at their new positions; for None, of all."""
+        """Return three tensors: contents, places and visibility of the `moved` keys at their new positions. None: of
+        all keys in place.
+        """
         if moved is None:
             return self.contents, self.places, self.visible
         keys, positions = moved
@@ -100,7 +102,7 @@ def last_query(
     tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
     visible: Bool[Tensor, "keys"],
 ) -> LastQuery:
-    """Return the `LastQuery` (factors of the logits) of one layer and prompt, in float64.
+    """Return the `LastQuery` (factors of the last query's logits) of one layer and prompt, in float64.
 
     Args:
         raw: attention weights and settings of the layer.
@@ -141,8 +143,9 @@ def last_query(
 def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "heads n"], raw: RawAttention) -> None:
     """Raise ScoreMismatch unless the softmax of our recomputed logits equals the model's attention pattern.
 
-    `seen`: factors of the recomputed logits. `pattern`: the last query's row of the model's pattern; a layer with a
-    window may give only its last columns. The tolerance for patterns is the same as in `verify_scores`.
+    `layer`: number of the layer, for the message. `raw`: its attention weights and settings. `seen`: factors of the
+    recomputed logits. `pattern`: the last query's row of the model's pattern; a layer with a window may give only its
+    last columns. The tolerance for patterns is the same as in `verify_scores`.
     """
     logits = seen.head_logits()
     theirs = torch.nn.functional.pad(pattern.detach(), (logits.shape[-1] - pattern.shape[-1], 0))
@@ -169,7 +172,8 @@ ContextKeys = dict[tuple[int, str], Tensor]
 
 
 def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
-    """Return hooks that store every layer's keys and rotary tables in the dict `held` while contexts run.
+    """Return hooks as (hook name, function) that store every layer's keys, and its tables of cos and sin, in the dict
+    `held` by (layer, "key", "cos" or "sin") while contexts run.
 
     Later runs that read only the suffixes use these entries.
     """
@@ -182,7 +186,9 @@ def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
 
 
 def _hold_context(held: ContextKeys, layer: int, point: str, activation: Tensor, hook: Any) -> None:
-    """Store a copy of an activation as `held[layer, point]`. It is the hook function of `context_hooks`."""
+    """Store a copy of an activation as `held[layer, point]`; `point` is "key", "cos" or "sin". It is the hook function
+    of `context_hooks`; `hook` is not used.
+    """
     kept = activation.detach() if point == "key" else _one_row(activation)
     held[layer, point] = kept.clone()  # keys may be a view into queries, keys and values of all positions
 
@@ -243,7 +249,8 @@ class LastQueryReader:
         """Store an activation of the current layer in `seen`: the last position for queries and scores, everything for
         keys.
 
-        `point`: "query", "key", "cos", "sin" or "scores".
+        Scores are kept for one row and head only. `point`: "query", "key", "cos", "sin" or "scores". `hook` is not
+        used.
         """
         if point == "query":
             activation = activation[:, -1].clone()  # a copy, so that the other positions are freed
@@ -255,7 +262,7 @@ class LastQueryReader:
 
     def _finish(self, layer: int, pattern: Tensor, hook: Any) -> None:
         """Compute the layer's `LastQuery` for each row of the batch and call `reduce`. It is the hook on the layer's
-        pattern.
+        attention `pattern`, and empties `seen`.
         """
         seen, self.seen = self.seen, {}
         raw, query, key = self.layers[layer], seen.pop("query"), seen.pop("key")
@@ -281,9 +288,10 @@ def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos c
 def normed(
     raw: RawAttention, what: Literal["query", "key"], captured: Float[Tensor, "rows *width"]
 ) -> Float64[Tensor, "rows heads d_head"]:
-    """Return queries or keys in float64, after the layer's query or key norm if it has one.
+    """Return queries or keys per head in float64, after the layer's query or key norm if it has one.
 
-    `what`: "query" or "key". `captured`: the activation at the layer's hook for queries or keys.
+    `raw`: weights and settings of the layer. `what`: "query" or "key". `captured`: the activation at the layer's hook
+    for queries or keys.
     """
     x, scale = raw.inputs(what, in_float64(captured.detach()))
     norm = raw.q_norm if what == "query" else raw.k_norm
@@ -299,9 +307,11 @@ def read_prompt(
     take: Callable[[int, LastQuery], None],
     hooks: Iterable[Hook] = (),
 ) -> None:
-    """Run the model once over a prompt and call `take(layer, last_query)` for each layer in `wanted`.
+    """Run the model once over a prompt and call `take(layer, last_query)` for each layer in `wanted`, with the
+    `LastQuery` (factors of the last query's logits).
 
-    `hooks`: further hooks as (hook name, function); they act before the hooks that read.
+    `tokens`: ids of the prompt. The run stops after the last attention pattern. `hooks`: further hooks as (hook name,
+    function); they act before the hooks that read.
 
     Raises:
         ValueError: `wanted` is empty, or the prompt is longer than a layer can score.

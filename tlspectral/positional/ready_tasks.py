@@ -48,7 +48,9 @@ class KeyValueTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return a `BlockDraw` with keys and values from the packaged nouns, all different, chosen by `seed`."""
+        """Return a `BlockDraw` (blocks of text and a question about each) with keys and values from the packaged nouns,
+        all different, chosen by `seed`.
+        """
         words = _nouns(seed, 2 * self.n_blocks)
         pairs = list(zip(words[::2], words[1::2], strict=True))
         return BlockDraw(
@@ -99,7 +101,9 @@ class CopyingTask(BlockTask):
             )
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return a `BlockDraw` with different nouns, chosen by `seed`."""
+        """Return a `BlockDraw` (blocks of text and their questions) with different nouns from the packaged list, chosen
+        by `seed`.
+        """
         width = self.distance // self.n_blocks
         words = _nouns(seed, self.distance)
         lines = [words[start : start + width] for start in range(0, self.distance, width)]
@@ -141,7 +145,9 @@ class NeedleTask(BlockTask):
         require_size(self.n_blocks, len(_sentences()))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return a `BlockDraw` with different sentences, a noun as the secret word, and its line, chosen by `seed`."""
+        """Return a `BlockDraw` (blocks of text and one question) with different sentences, and a line with the secret
+        word in place of one of them. `seed` chooses sentences, word (a noun) and line.
+        """
         generator = np.random.default_rng(seed)
         lines = [_sentences()[number] for number in generator.choice(len(_sentences()), self.n_blocks, replace=False)]
         needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_words("nouns")))
@@ -181,7 +187,9 @@ class ListIndexTask(BlockTask):
         require_size(self.n_blocks, len(_ORDINALS))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return a `BlockDraw` with different nouns, chosen by `seed`."""
+        """Return a `BlockDraw` (blocks of text and their questions) with different nouns from the packaged list, chosen
+        by `seed`.
+        """
         words = _nouns(seed, self.n_blocks)
         questions = (
             Question(block, f"---\nThe {_ORDINALS[block]} item of the list is the", f" {word}")
@@ -240,7 +248,9 @@ class PromptFile(BlockTask):
         return draws
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return the `BlockDraw` of line number `seed`, counted from 0 without blank lines."""
+        """Return the `BlockDraw` (blocks and questions) of line number `seed` of the file, counted from 0 without blank
+        lines.
+        """
         return self.lines[seed]
 
     def seeds(self, seed: int) -> tuple[int, ...]:
@@ -288,7 +298,7 @@ def block_task(name: str) -> BlockTask:
 
 
 def _nouns(seed: int, count: int) -> list[str]:
-    """Return `count` different packaged nouns in random order."""
+    """Return `count` different nouns of the packaged list in a random order that `seed` chooses."""
     return [str(word) for word in np.random.default_rng(seed).permutation(packaged_words("nouns"))[:count]]
 
 
@@ -301,7 +311,8 @@ def _sentences() -> list[str]:
 
 
 def _draw_of(where: str, line: str) -> BlockDraw:
-    """Return the `BlockDraw` in one line of JSON. `where` names the place of the line in messages.
+    """Return the `BlockDraw` (blocks and questions) in `line`, one line of a `PromptFile` in JSON. `where` names the
+    line's place in messages.
 
     Raises ValueError that names the place, the wrong piece and the expected form.
     """
@@ -320,7 +331,9 @@ def _draw_of(where: str, line: str) -> BlockDraw:
 
 
 def _strange_in(fields: Any) -> str | None:
-    """Return a description of the first wrong piece in a line of a `PromptFile`; None if the line is right."""
+    """Return text that describes the first wrong piece of `fields`, the JSON value of a line of a `PromptFile`; None if
+    the line is right.
+    """
     if not isinstance(fields, dict):
         return f"a {type(fields).__name__}"
     for name in fields:

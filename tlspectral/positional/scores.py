@@ -143,8 +143,8 @@ def _cosine(
 
 
 def _pearson(x: Float64[Tensor, "draws heads"], y: Float64[Tensor, "draws heads"]) -> Float64[Tensor, "kept"]:
-    """Return Pearson's correlation over heads for each draw; draws with equal scores, or fewer than three heads, are
-    dropped.
+    """Return Pearson's correlation of `x` and `y` (-1 to 1) over heads for each draw that has one; draws with equal
+    scores, or fewer than three heads, are dropped.
     """
     if x.shape[-1] < 3:
         return x.new_empty(0)

@@ -147,9 +147,11 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
 
 
 def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:
-    """Return a DataFrame with the rows of `logit_shares` for some heads of one layer.
+    """Return a DataFrame with a row per head in `heads`, a part of the table of `logit_shares` for one layer.
 
-    `seen`: factors of the last query's logits in this layer. `places`: token positions of the blocks.
+    Columns: layer, head, the shares content, position and interaction of the logits' variance (NaN if a block is
+    hidden), and table_std in logits. `seen`: factors of the last query's logits in this layer. `places`: token
+    positions of the blocks.
     """
     at = places.tokens().to(seen.contents.device)  # blocks width
     contents = seen.contents[heads][..., at]  # heads coordinates blocks width

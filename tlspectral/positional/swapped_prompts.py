@@ -189,7 +189,8 @@ def positional_symbolic(
 def _prompt_attrs(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str, Any]:
     """Return a dict for the table's attrs: numbers of prompts, swaps, blocks and tokens, and a digest of the token ids.
 
-    `task` is None for given prompts. A number that is equal for all prompts is given once, otherwise as a list.
+    Keys: n_prompts, n_swaps, n_blocks, n_tokens, tokens_sha256. `drawn`: the tokenised prompts. `task` is None for
+    given prompts. A number that is equal for all prompts is given once, otherwise as a list.
     """
     # A given prompt is cut behind each query, and the last of these is whole.
     prompts = [prompt for draw in drawn for prompt in (draw.prompts if task is not None else draw.prompts[-1:])]
@@ -206,8 +207,9 @@ def _prompt_attrs(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str
 def _task_attrs(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd.DataFrame]) -> dict[str, Any]:
     """Return a dict for the table's attrs: the task's name, blocks, queries and seeds, and the means of the answers.
 
-    `answers`: a table of `answers_table` per draw. The means are of probability, relative probability, chance, and the
-    share of answers with rank 1.
+    Keys: task, blocks, queries, draws, draw_seeds, answers. `drawn`: the prompts of each draw. `answers`: a table of
+    `answers_table` per draw. The means are of probability, relative probability, chance, and the share of answers with
+    rank 1.
     """
     table = stacked(answers)
     means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
@@ -222,10 +224,10 @@ def _task_attrs(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd
 
 
 def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] | None, dict[str, Any]]:
-    """Find equal prompts among the given prompts, and warn about them.
+    """Find equal prompts among the given prompts in `drawn`, and warn about them.
 
-    Return an array with a number per prompt, the same for equal prompts, and a dict of notes for the table's attrs.
-    Returns (None, {}) if all prompts differ.
+    Return an array with a number per prompt, the same for equal prompts, and a dict with the key "prompt_notes" for the
+    table's attrs. Returns (None, {}) if all prompts differ.
     """
     # Called for given prompts only: draws of a task are independent, even if two are equal.
     numbers = numbered((draw.prompts[-1].tokens().tolist(), draw.prompts[0].spans(), draw.queries) for draw in drawn)
@@ -236,9 +238,11 @@ def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] 
 
 
 def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:
-    """Return token ids of the prompts whose loss tells whether hooks on the model have changed since a folder was made.
+    """Return a list with the token ids of each of the prompts whose loss tells whether hooks on the model have changed
+    since a folder was made.
 
-    For a task only the first draw counts, so that later calls may add draws. `task` is None for given prompts.
+    For a task only the first draw counts, so that later calls may add draws. `drawn`: the tokenised prompts of each
+    draw. `task` is None for given prompts.
     """
     return [draw.prompts[0].tokens() for draw in (drawn if task is None else drawn[:1])]
 
@@ -295,7 +299,7 @@ def _over_draws(draws: list[list[pd.DataFrame]], distinct: Int[np.ndarray, "draw
 
 
 def mean(values: Any) -> Float64[np.ndarray, "*rest"]:
-    """Return the mean over the first axis, without NaN; NaN where all values are NaN."""
+    """Return the mean of an array over its first axis, without NaN; NaN where all values are NaN."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
         return np.nanmean(np.asarray(values), axis=0)
@@ -330,9 +334,10 @@ def _one_or_list(counts: list[int]) -> int | list[int]:
 
 
 def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one dict of `score_correlation` with the mean of each number over the correlations that are not None.
+    """Return one dict with the keys of `score_correlation` (pearson, null_mean, null_sd, null_share, draws, n_heads):
+    the mean of each number over the `correlations` in which it is not None.
 
-    `draws` and `n_heads` are taken from the first.
+    `draws` and `n_heads` are taken from the first dict.
     """
     means = {}
     for name in ("pearson", "null_mean", "null_sd", "null_share"):
@@ -346,7 +351,8 @@ def _standard_error(
 ) -> Float64[np.ndarray, "*rows"]:
     """Return the standard error of the mean over draws for each row, ignoring NaN.
 
-    `distinct`: a number per draw; draws with the same number are equal and count as one observation. None: all differ.
+    `by_draw`: a value of each row in each draw. `distinct`: a number per draw; draws with the same number are equal and
+    count as one observation. None: all differ.
     """
     known = ~np.isnan(by_draw)
     count = known.sum(0)

@@ -32,16 +32,19 @@ NULL_DRAWS = 30
 class HeadCard:
     """The card of one attention head, made by `tls.report.head_card`: a notebook shows a page, a terminal text.
 
-        card = tls.report.head_card(heads, "L16H0")  # heads: table of tls.analyze_heads
+        heads = tls.analyze_heads(model)
+        card = tls.report.head_card(heads, "L16H0", model=model)  # model: adds eigenvalues
         Path("L16H0.html").write_text(card.html)
 
     It only holds what `head_card` was given; it measures nothing and cannot be changed.
 
     Attributes:
         name: name of the head, such as L16H0.
-        sections: what was measured, in the order of the page. Each section has `title`, `note` (meaning and limits of
-            the numbers), `body` (HTML) and `text`.
+        sections: what was measured, a tuple in the order of the page. Each section has `title`, `note` (meaning and
+            limits of the numbers), `body` (HTML) and `text`.
         html: the page as a string of HTML, without scripts or requests.
+
+    Not established: what the head does. `head_card` raises BadHead for a head that the table lacks.
     """
 
     name: str
@@ -135,8 +138,8 @@ def head_card(
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:
     """Return the card section with the eigenvalues of M, the query-key matrix W_Q W_K^T of head `pair` (layer, head).
 
-    They are drawn over the eigenvalues of 30 random matrices with M's singular values. `heads` is the head table, for
-    D_head and the seed.
+    They are drawn over the eigenvalues of 30 random matrices with M's singular values. `view` is the view of the model,
+    `heads` the head table, which gives D_head and the seed of the random matrices.
     """
     spectrum = QKOperators(view)[pair].spectrum()
     cloud = null_eigenvalues(
@@ -180,8 +183,8 @@ def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame
 
 
 def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Section:
-    """Return the card section with the attention of head `pair` (layer, head) on `prompt` (text or token ids): an SVG
-    drawing, and a line of text per query with its strongest key.
+    """Run the model behind `view` on `prompt` (text or token ids), and return the card section with the attention of
+    head `pair` (layer, head): an SVG drawing, and a line of text per query with its strongest key.
     """
     (weights,), tokens = prompt_patterns(view, {pair[0]: [pair[1]]}, prompt)
     strongest = weights.argmax(1)

@@ -63,8 +63,11 @@ class Section:
 class _Kind:
     """How a kind of table, such as sweeps, is checked and shown on a card.
 
-    plural: its name in messages. made_by: name of the function that makes it. needed: columns that it must have.
-    sections: function that gets a head's name and its rows of the table, and returns card sections.
+    Attributes:
+        plural: the kind's name in messages, such as "sweeps".
+        made_by: name of the function that makes such a table.
+        needed: columns that the table must have.
+        sections: function that gets a head's name and its rows of the table (dicts), and returns card sections.
     """
 
     plural: str
@@ -95,13 +98,14 @@ class Evidence:
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
     def rows(self, name: str) -> Mapping[Pair, Rows]:
-        """Return a dict from (layer, head) to the head's rows (dicts) of one kind of table, such as "sweep"; {} if it
-        was not given.
+        """Return a dict from (layer, head) to the head's rows (dicts) of one kind of table, `name` such as "sweep"; {}
+        if no such table was given.
         """
         return self._rows.get(name, {})
 
     def columns(self) -> dict[str, dict[Pair, float]]:
-        """Return columns by which the page can colour its grid of heads: a dict from title to {(layer, head): number}.
+        """Return columns of numbers by which the page can colour its grid of heads: a dict from title to {(layer,
+        head): number}.
 
         They are effects of removal from sweeps, exclusion indices, and fits of predicted kernels. Each part, mode, task
         and replacement has its own column.
@@ -288,7 +292,7 @@ def _directions(name: str, rows: Rows) -> list[Section]:
     """Return [card section] with words that stand for the singular directions of the head's matrices.
 
     `rows` are the head's rows of `head_directions`, as dicts. Directions without significant words are counted, not
-    listed.
+    listed. `name`, the head's name, is not shown.
     """
     sides: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
     for row in rows:
@@ -313,7 +317,8 @@ def _quoted(row: Mapping[Any, Any]) -> str:
 
 
 def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
-    """Return a function (head name, rows of `edge_effects`) that returns [card section] with the heading `title`.
+    """Return a function that gets a head's name and its rows of `edge_effects` (dicts), and returns [card section] with
+    the heading `title`.
 
     `ends` are the columns that name the other end of an edge, such as "sender". The section lists the 8 largest
     effects.
@@ -333,7 +338,7 @@ def _sweep(name: str, rows: Rows) -> list[Section]:
     """Return [card section] with the effects of removing parts of the head.
 
     `rows` are the head's rows of `ablation_sweep`, as dicts: delta is the metric without the part minus the intact
-    metric.
+    metric. `name`, the head's name, is not shown.
     """
     tested = ("delta_p", "delta_p_floor", "control_delta", "control_p", "control_p_floor")
     shown = ("part", "task", "delta", "± se", *tested, "replace")
@@ -347,7 +352,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
     """Return [card section] with the head's positional and symbolic scores, or [] if all rows are about single
     frequencies.
 
-    `rows` are the head's rows of `positional_symbolic`, as dicts.
+    `rows` are the head's rows of `positional_symbolic`, as dicts. `name`, the head's name, is not shown.
     """
     whole = [row for row in rows if _missing(row.get("frequency"))]
     if not whole:
@@ -398,8 +403,8 @@ def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
 
 
 def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return rows (dicts with equal keys) as (HTML table, aligned plain text), without columns that are missing in
-    every row.
+    """Return rows (dicts with equal keys) as two strings, (HTML table, aligned plain text), without columns that are
+    missing in every row.
 
     Keys are the headings. Floats have three significant digits.
     """
@@ -422,8 +427,8 @@ def _missing(value: Any) -> bool:
 
 
 def _written(column: str, values: list[Any]) -> list[str]:
-    """Return the cells of the column named `column` as texts: floats with three significant digits, or as whole numbers
-    for ranks and the like.
+    """Return the cells `values` of the column named `column` as a list of texts: floats with three significant digits,
+    or as whole numbers for ranks and the like.
     """
     decimals = 0 if column in _WHOLE else 4 if column == "± se" else 3
     texts = []

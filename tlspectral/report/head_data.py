@@ -24,7 +24,8 @@ _IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
 
 
 def head_data(heads: pd.DataFrame) -> str:
-    """Return a head table as JSON text for the page's script: columns with meaning and colour scale, and their values.
+    """Return a head table as JSON text for the page's script, with the keys identity, columns (meaning and colour
+    scale), nullMetrics, detectors, values and page (address of the public page).
 
     The text may stand inside a script element. Numbers have 6 significant digits. NaN becomes null, infinities the
     texts "Infinity" and "-Infinity", because JSON has no such numbers.
@@ -57,8 +58,8 @@ def shown_columns(heads: pd.DataFrame) -> list[str]:
 
 
 def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
-    """Return a dict about the column `name` for the page's script: title, meaning, unit, whether it has values, bounds
-    and signs, and the mark on its colour scale.
+    """Return a dict about the column `name` of the head table `heads` for the page's script: title, meaning, unit,
+    whether it has values, bounds and signs, and the mark on its colour scale.
     """
     known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
@@ -75,8 +76,8 @@ def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
 
 
 def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
-    """Return the mark on the colour scale of the column `name`: a dict with `value` (level of the null or of chance),
-    `reach` (half the width of its band) and `label`. None if it has no such level.
+    """Return the mark on the colour scale of the column `name` of the head table `heads`: a dict with `value` (level of
+    the null or of chance), `reach` (half the width of its band) and `label`. None if it has no such level.
     """
     if name.removesuffix("_z") in NULL_METRICS and name.endswith("_z"):
         return {"value": 0.0, "reach": BAND_DEVIATIONS, "label": "null"}

@@ -125,8 +125,8 @@ def card_page(pair: tuple[int, int], heads: pd.DataFrame, sections: list[Section
 
 
 def _policy(style: str, script: str | None = None) -> str:
-    """Return the content security policy of a page as text for a meta tag: it allows this `style` and `script`, and no
-    requests.
+    """Return the content security policy of a page as text for a meta tag: it allows this `style` and `script` (their
+    text, by hash; None for no script), and no requests.
     """
     scripts = "" if script is None else f"script-src {_fingerprint(script)}; "
     policy = f"default-src 'none'; {scripts}style-src {_fingerprint(style)}; img-src data:; base-uri 'none'; "
@@ -158,10 +158,11 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
-    """Return the HTML of the report: the template filled with all sections, from the head table, the further tables and
-    the walls.
+    """Return the HTML of the report, a page with all heads: the template filled with all sections, from the head table,
+    the further tables and the walls.
 
-    A wall is the attention of all heads on one sentence, with the effects of removing each head.
+    `evidence` holds the rows of the further tables. A wall is the attention of all heads on one sentence, with the
+    effects of removing each head.
     """
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
     script += _part("wall.js") if walls else ""
@@ -192,7 +193,8 @@ def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
 
 
 def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
-    """Return the head table with further columns, such as effects of removal, by which the page's grid can be coloured.
+    """Return a copy of the head table with further columns, such as effects of removal, by which the page's grid can be
+    coloured.
 
     The columns come from the further tables in `evidence`; a head without a value has NaN.
     """
@@ -204,7 +206,10 @@ def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
 
 
 def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
-    """Return a script element with a JSON dict from head name to the HTML of its card; "" if no head has a card."""
+    """Return an HTML script element with a JSON dict from head name to the HTML of its card; "" if no head has a card.
+
+    `heads` is the head table, `evidence` the rows of the further tables, from which cards are made.
+    """
     bodies = {
         f"L{layer}H{head}": "".join(section.html() for section in sections)
         for layer, head in zip(heads["layer"], heads["head"], strict=True)

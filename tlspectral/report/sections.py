@@ -27,8 +27,8 @@ def counts(heads: pd.DataFrame) -> str:
 
 
 def detector_tables(heads: pd.DataFrame) -> str:
-    """Return HTML with a table per detector: its five strongest heads, their scores, standard errors, D_head and its
-    null.
+    """Return an HTML string with a table per detector: its five strongest heads, their scores, standard errors, D_head
+    and its null.
 
     "" if the head table has no detector scores.
     """

@@ -96,8 +96,8 @@ def _as_text(heads: pd.DataFrame, wall: Wall) -> str:
 
 
 def answer_note(removal: Removal) -> str:
-    """Return sentences about the model's answer: its token or the task's metric, the value with all heads, and whether
-    changes have standard errors.
+    """Return sentences (text) about the model's answer in `removal`, the effects of removing each head: its token or
+    the task's metric, the value with all heads, and whether changes have standard errors.
     """
     if not removal.of_task:
         return (

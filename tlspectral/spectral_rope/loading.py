@@ -118,8 +118,10 @@ def load_claimed(model: Any, **options: Any) -> Any:
 def _load_saved(source: Source, options: dict[str, Any]) -> Any:
     """Return the model of a saved folder or file: a whole spectral model, or an ordinary model made spectral.
 
-    `source`: where it is saved. `options`: the arguments of `load_model` except the model. Raises FileNotFoundError,
-    ValueError or IncompatibleCheckpoint if the folder is incomplete, has parameters alone, or mixes two saves.
+    `source`: where it is saved. `options`: the arguments of `load_model` except the model (backend, device, dtype,
+    tokenizer). Raises FileNotFoundError, ValueError or IncompatibleCheckpoint if the folder is incomplete, has
+    parameters alone, or mixes two saves; errors of `load_model` for the ordinary model are raised with the folder's
+    name in front.
     """
     path = Path(source.location)
     config = read_config(path)
@@ -157,7 +159,9 @@ def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options
     """Return a whole `SpectralHookedTransformer` from its file, in evaluation mode.
 
     `source`: where the model came from, noted in it. `saved`: tensors, options and identity of the file, from
-    `read_file`. `options`: the arguments of `load_model` except the model.
+    `read_file`. `options`: the arguments of `load_model` except the model (backend, device, dtype, tokenizer). Raises
+    ValueError for backend="bridge", ImportError on TransformerLens 4, and IncompatibleCheckpoint if the model does not
+    compute the saved numbers.
     """
     # It imports TransformerLens.
     from tlspectral.spectral_rope.spectral_hooked_transformer import (
@@ -188,7 +192,8 @@ def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options
 
 
 def _base_of(folder: Path, config: dict[str, Any]) -> str:
-    """Return the hub name or folder of the ordinary model that the config of a saved folder names.
+    """Return the hub name or folder of the ordinary model that `config`, the content of a saved folder's
+    `spectral_config.json`, names.
 
     Raises IncompatibleCheckpoint if it names none, or a folder of spectral parameters; FileNotFoundError for a missing
     folder.

@@ -85,7 +85,9 @@ def merge(model: Any) -> Any:
 
 
 def _copy_without_rotations(model: Any) -> Any:
-    """Return a copy of a spectral TransformerLens model without learned rotations; its weights require gradients."""
+    """Return a copy of a spectral TransformerLens model without learned rotations; the copy has its own weights, which
+    require gradients.
+    """
     rotated = model.rotated if isinstance(model, SpectralModel) else model
     merged = deep_copy(rotated, {})
     swap_back(merged)
@@ -98,14 +100,16 @@ def _copy_without_rotations(model: Any) -> Any:
 
 
 def _keep(model: Any) -> str:
-    """Return advice for error messages: how to save this model while it stays spectral."""
+    """Return advice for error messages as text: with which function to save this spectral model, such as "keep the
+    model with save_spectral".
+    """
     return "keep the model with save_spectral" if isinstance(model, SpectralModel) else _KEEP
 
 
 def _require_unmoved(layer: int, module: SpectralRoPE, keep: str) -> None:
-    """Raise ValueError if a frequency of the layer differs from its start.
+    """Raise ValueError if a frequency of `module`, the learned rotation of a layer, differs from its start.
 
-    `keep`: advice at the end of the message.
+    `layer`: its number, for the message. `keep`: advice at the end of the message.
     """
     moved = module.shift_by_head().abs()
     if bool((moved > 0).any()):
@@ -119,7 +123,8 @@ def _require_unmoved(layer: int, module: SpectralRoPE, keep: str) -> None:
 def _require_foldable(layer: int, module: SpectralRoPE, keep: str, *, normed: bool) -> None:
     """Raise UnsupportedArchitecture if the layer has a query norm and a gain other than 1 or a phase other than 0.
 
-    `normed`: True if the layer has a query norm. `keep`: advice at the end of the message.
+    `module`: the learned rotation of the layer. `normed`: True if the layer has a query norm. `keep`: advice at the end
+    of the message.
     """
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())
     if normed and acts:
@@ -130,7 +135,9 @@ def _require_foldable(layer: int, module: SpectralRoPE, keep: str, *, normed: bo
 
 
 def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) -> None:
-    """Raise UnsupportedArchitecture unless the two functions return the same logits up to rounding."""
+    """Raise UnsupportedArchitecture unless `run` (the spectral model) and `run_merged` (the merged model) return the
+    same logits up to rounding.
+    """
     with torch.no_grad():
         expected, logits = run(), run_merged()
     # Rounding of the folded weights: 3e-6 of the largest logit in float32. If a weight was not reached, the error is
@@ -147,8 +154,9 @@ def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) 
 def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Any:
     """Return a Hugging Face model with the weights of `plain` and the learned frequencies in its config.
 
-    `view`: view of `plain`, which still has the frequencies of the start. `layers`: the learned modules by layer.
-    Returns `plain` itself if no frequency has changed. Raises ValueError if the config cannot hold the frequencies.
+    It is a new model with copied weights; if no frequency has changed, `plain` itself. `plain` is not changed. `view`:
+    view of `plain`, which still has the frequencies of the start. `layers`: the learned modules by layer. Raises
+    ValueError if the config cannot hold the frequencies.
     """
     if not any(bool(module.shift_by_head().any()) for module in layers.values()):
         return plain
@@ -181,7 +189,8 @@ def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, Spec
 def _shared(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Float64[Tensor, "pairs"]:
     """Return the learned frequencies [pairs], in radians per token, that all heads of all layers share.
 
-    Raises ValueError if they differ, or if one is 0, which the config cannot express.
+    `view`: the model with its frequencies of the start. `layers`: the learned modules by layer. Raises ValueError if
+    they differ, or if one is 0, which the config cannot express.
     """
     first: Tensor | None = None
     for index in view.layers:

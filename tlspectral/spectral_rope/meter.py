@@ -72,7 +72,8 @@ class OmegaMeter(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
         """Add `omega_shift` (radians) to the log record, and warn once if it exceeds 0.5.
 
-        The Trainer calls this method.
+        The Trainer calls this method. `model`: the spectral model in training. The dict `logs` and the last entry of
+        `state.log_history` are changed in place; `args`, `control` and `kwargs` are not used.
 
         Raises TypeError if `model` has no learned rotations.
         """

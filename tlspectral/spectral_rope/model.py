@@ -39,7 +39,11 @@ PROBE_LENGTH = 8
 
 
 def _moved(place: Any) -> Any:
-    """Return a method that moves a model to the device, or converts it to the dtype, `place`."""
+    """Return a method (a function of the model) that moves the model to the device, or converts it to the dtype,
+    `place`.
+
+    The method changes the model in place and returns it.
+    """
     return lambda model: model.to(place)
 
 
@@ -104,16 +108,21 @@ class SpectralModel(nn.Module):
 
     @uninterrupted
     def hooks(self, *args: Any, **kwargs: Any) -> Iterator[SpectralModel]:
-        """Place hooks in a `with` block like the copied model's method, and yield this model."""
+        """Place hooks in a `with` block, with the arguments of TransformerLens' `model.hooks`, and yield this model. At
+        the end of the block the hooks are removed.
+        """
         with self.rotated.hooks(*args, **kwargs):
             yield self
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the learnable frequencies, phases and gains, without the model's weights."""
+        """Return an iterator over the learnable frequencies, phases and gains of all layers, without the model's
+        weights.
+        """
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head.
+        """Return a layer's rotary pairs as they act now, a `RotaryGeometry` with `theta` (radians per token), `gain`
+        and `phase` (radians), each [heads, pairs] where the layer is learned.
 
         The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
         to the spectral parameters.
@@ -124,13 +133,17 @@ class SpectralModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield (name, parameter): the copied model's parameters, then the spectral ones as `spectral.{layer}...`."""
+        """Yield (name, parameter): the copied model's parameters, then the spectral ones as `spectral.{layer}...`. The
+        arguments are as in torch: `prefix` of the names, `recurse` into submodules, `remove_duplicate` for shared
+        parameters.
+        """
         before = f"{prefix}." if prefix else ""
         yield from self.rotated.named_parameters(prefix, recurse, remove_duplicate)
         yield from self.spectral.named_parameters(f"{before}spectral", recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the weights of the copied model and the spectral parameters in one dict.
+        """Return a dict from name to tensor: the weights of the copied model, and the spectral parameters as
+        `spectral.{layer}...`.
 
         With a destination or prefix, as inside another module, the names follow torch's rules.
         """
@@ -140,9 +153,12 @@ class SpectralModel(nn.Module):
         return dict(self.rotated.state_dict(**options)) | self.spectral.state_dict(prefix=_PREFIX, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a dict that `state_dict` returned; names without `spectral.` go to the copied model.
+        """Load a dict that `state_dict` returned into this model, in place; names without `spectral.` go to the copied
+        model.
 
-        Raises RuntimeError, as torch does, for missing or unknown names and other shapes.
+        Returns torch's report of missing and unexpected names of the copied model. `strict=True` raises RuntimeError,
+        as torch does, for such names; other shapes always raise it. `assign`: True takes the given tensors instead of
+        copying their values.
         """
         spectral = {name.removeprefix(_PREFIX): value for name, value in state_dict.items() if name.startswith(_PREFIX)}
         base = {name: value for name, value in state_dict.items() if not name.startswith(_PREFIX)}
@@ -150,14 +166,14 @@ class SpectralModel(nn.Module):
         return self.rotated.load_state_dict(base, strict=strict, **({"assign": True} if assign else {}))
 
     def to(self, *args: Any, **kwargs: Any) -> SpectralModel:
-        """Move the model to a device or precision and return it."""
+        """Move the model in place to a device or precision (arguments of torch's `Module.to`), and return it."""
         self.rotated.to(*args, **kwargs)
         kwargs.pop("print_details", None)
         self.spectral.to(*(value for value in args if not isinstance(value, bool)), **kwargs)
         return self
 
     def cuda(self, device: Any = None) -> SpectralModel:
-        """Move the model to a GPU, the default GPU or the given one, and return it."""
+        """Move the model in place to a GPU, the default GPU or `device` (a number or name), and return it."""
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
     # These call `to`, because torch's own methods would not update the config of the copied model.
@@ -254,14 +270,17 @@ def to_spectral(
 
 
 def _bridge_of(model: Any) -> Any:
-    """Return a bridge of a Hugging Face model, for reading its layers; it cannot generate."""
+    """Return a TransformerBridge around a Hugging Face model, for reading its layers; it uses the model's own weights
+    and cannot generate.
+    """
     return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
 
 
 def _copied(model: Any, *, shared: bool) -> Any:
     """Return a copy of a TransformerLens model without its hooks.
 
-    `shared`: True puts the given model's own weights, frozen, into the copy; False copies the weights.
+    The tokenizer is not copied. `shared`: True puts the given model's own weights into the copy and freezes them, in
+    the given model too (`requires_grad` False); False copies the weights.
     """
     tokenizer = getattr(model, "tokenizer", None)
     memo: dict[int, Any] = {id(tokenizer): tokenizer}
@@ -287,9 +306,9 @@ def _prove(
 ) -> None:
     """Raise unless the spectral model's logits depend on every rotated query and key and equal the ordinary model's.
 
-    `run`, `run_base`: functions from tokens to logits of the spectral and the ordinary model. `layers`: learned
-    modules. `identical`: False leaves out the comparison of logits, for a random start. Raises EditNotHonored for a
-    rotation without effect, ScoreMismatch for other logits.
+    `run`, `run_base`: functions from tokens to logits of the spectral and the ordinary model. They run on a short
+    prompt of token ids below `d_vocab`. `layers`: learned modules. `identical`: False leaves out the comparison of
+    logits, for a random start. Raises EditNotHonored for a rotation without effect, ScoreMismatch for other logits.
     """
     tokens = probe_tokens(d_vocab, PROBE_LENGTH)
     rotated: dict[tuple[int, str], Tensor] = {}

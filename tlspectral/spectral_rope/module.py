@@ -126,9 +126,10 @@ class SpectralRoPE(nn.Module):
         return super().__getattr__(name)
 
     def _compared(self) -> dict[str, tuple[Tensor, str]]:
-        """Return the constants that must agree when a state dict is loaded, by name.
+        """Return the constants that must agree when a state dict is loaded: theta, query_mask, shared_phase and tied.
 
-        Each value is a tuple: the constant, and what a message says if a saved constant differs.
+        A dict from these names to a tuple: the constant as a tensor, and what a message says if a saved constant
+        differs.
         """
         return {
             "theta": (self.theta, "other inverse frequencies (another rotary base or scaling)"),
@@ -138,7 +139,10 @@ class SpectralRoPE(nn.Module):
         }
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Add parameters and the constants of `_compared` to the dict `destination`, under names with `prefix`."""
+        """Add parameters and the constants of `_compared` to the dict `destination`, in place, under names that begin
+        with `prefix`. torch calls this method. `keep_vars`: True keeps the parameters' gradient graph, False detaches
+        them.
+        """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: value for name, (value, _) in self._compared().items()})
 
@@ -146,9 +150,11 @@ class SpectralRoPE(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
         unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        """Load the parameters from `state_dict`.
+        """Load this module's parameters from `state_dict`, where their names begin with `prefix`; torch calls this
+        method.
 
-        Each constant of `_compared` that differs adds a message to `error_msgs`.
+        Each constant of `_compared` that differs adds a message to `error_msgs`, each missing one its name to
+        `missing_keys`. Other arguments are passed to torch's method. `state_dict` is not changed.
         """
         learned = dict(state_dict)
         for name, (own, difference) in self._compared().items():
@@ -167,12 +173,15 @@ class SpectralRoPE(nn.Module):
         positions: Int64[Tensor, "#batch pos"] | Int64[Tensor, "pos"],
         side: Side,
     ) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return queries or keys with the learned rotation applied, in the shape of `x`; unrotated columns stay.
+        """Return a new tensor, queries or keys with the learned rotation applied, in shape and dtype of `x`; unrotated
+        columns stay.
 
         Args:
             x: queries, one per query head; or keys, one per key/value head or repeated to one per query head.
             positions: of the tokens. Only differences matter, so they may start at any number.
-            side: "query" or "key", the kind of `x`.
+            side: "query" or "key", the kind of `x`. Only queries get the gain.
+
+        Raises ValueError for another number of heads than the layer has.
         """
         mask = self._mask_for(x.shape[2], side)
         angle = positions[..., None, None] * self._shift(mask)  # (batch) pos heads pairs
@@ -206,7 +215,7 @@ class SpectralRoPE(nn.Module):
     def phase_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
         """Return the phase added to the angle between query and key, in radians, for each query head.
 
-        It is 0 with `shared_phase`. `live`: True keeps the gradient.
+        It is 0 with `shared_phase`. `live`: True keeps the gradient to the parameter; False returns a copy without it.
         """
         if self.shared_phase:
             return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)
@@ -214,7 +223,9 @@ class SpectralRoPE(nn.Module):
         return (phase if live else phase.detach()).cpu().double()
 
     def gain_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
-        """Return the factor on the query's rotary pairs for each query head. `live`: True keeps the gradient."""
+        """Return the factor on each rotary pair of the queries, for each query head. `live`: True keeps the gradient to
+        the parameter; False returns a copy without it.
+        """
         gain = self._chosen(self.gain, self.query_mask, 1.0).expand_as(self.query_mask)
         return (gain if live else gain.detach()).cpu().double()
 
@@ -233,7 +244,8 @@ class SpectralRoPE(nn.Module):
     ) -> Float[Tensor, "#heads pairs"]:
         """Return parameter rows repeated for the heads that share them, with the value `start` where `mask` is False.
 
-        `rows`: the parameter. `mask`: True for pairs that learn, a row per head.
+        `rows`: the parameter, with a row per group of heads that share it, or a single row for all. `mask`: True for
+        pairs that learn, a row per head.
         """
         if len(rows) > 1:
             rows = rows.repeat_interleave(len(mask) // len(rows), dim=0)
@@ -274,7 +286,8 @@ def checked_seed(seed: Any) -> int:
 
 
 def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pairs"]) -> bool:
-    """Return True for pairs of adjacent columns (2 t, 2 t + 1), False for pairs of columns (t, t + pairs).
+    """Return True if rotary pair t has the adjacent columns (2 t, 2 t + 1), False if it has the columns (t, t + pairs).
+    `real_index`, `imag_index`: columns of the real and imaginary coordinates.
 
     Raises ValueError for other pairs.
     """
@@ -289,7 +302,9 @@ def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pai
 
 
 def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_noise: float) -> None:
-    """Raise ValueError for an unknown scope, no rotary pairs, heads that do not divide into groups, or a bad noise."""
+    """Raise ValueError for an unknown `scope`, no rotary `pairs`, query heads that do not divide by key/value heads, or
+    a `phase_noise` (radians) that is negative or not finite.
+    """
     if scope not in get_args(Scope):
         raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}; not {shown(scope)}")
     if not pairs:
@@ -310,8 +325,9 @@ def _chosen_heads(
 ) -> tuple[Bool[Tensor, "heads"], Bool[Tensor, "kv_heads"]]:
     """Return two boolean masks: query heads that learn, and key/value heads that learn.
 
-    `heads`: indices of query heads; None for all. Raises ValueError for heads that do not exist, for some but not all
-    query heads that share a key/value head, and for no head.
+    `heads`: indices of query heads that learn; None for all. `n_heads`, `n_kv_heads`: numbers of query and of key/value
+    heads. Raises ValueError for heads that do not exist, for some but not all query heads that share a key/value head,
+    and for no head.
     """
     if heads is None:
         return torch.ones(n_heads, dtype=torch.bool), torch.ones(n_kv_heads, dtype=torch.bool)

@@ -64,9 +64,11 @@ def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None
 
 
 def rated_groups(model: nn.Module, lr: float, omega_share: float) -> list[dict[str, Any]]:
-    """Return the optimizer groups `gain_phase` (rate `lr`) and `omega` (frequencies, rate `omega_share * lr`).
+    """Return the optimizer groups `gain_phase` (rate `lr`) and `omega` (frequencies, rate `omega_share * lr`) as a
+    list.
 
-    A group is a dict with name, params, lr and weight_decay 0. Groups without a parameter that trains are left out.
+    `model`: a spectral model. A group is a dict with name, params, lr and weight_decay 0. Groups without a parameter
+    that trains are left out.
     """
     parameters_of: dict[str, dict[int, nn.Parameter]] = {"gain_phase": {}, "omega": {}}
     for module in model.modules():

@@ -119,7 +119,7 @@ def save_folder(
     base: Mapping[str, Any] | None = None,
     keep: tuple[Path, ...] = (),
 ) -> None:
-    """Write the file of a spectral model, further files and the config to a folder.
+    """Write the file of a spectral model, further files and the config (`spectral_config.json`) to a folder.
 
     Everything is written before anything is replaced, and the config comes last. If only one file changes, the save is
     one step.
@@ -131,7 +131,7 @@ def save_folder(
         tensors: tensors of this file. record: its options, as a dict. identity: from `identity_of`.
         beside: function that writes further files (such as a tokenizer) to the folder that it is given.
         base: entries of the config about the ordinary model that the parameters belong to; None for a whole model.
-        keep: folders that stay although no longer listed.
+        keep: folders of an earlier save that are not removed, although the new config does not list them.
 
     Raises:
         FileExistsError: the folder holds another model, or a file of the same name that no earlier save wrote.
@@ -175,8 +175,9 @@ def save_with_base(
     """Write a Hugging Face model's spectral parameters to a folder, with the name or the weights of its base.
 
     The base is the ordinary model with these weights. Its weights are stored in the subfolder `base` if they train, or
-    if the model with the base's name has other weights. `plain`: function that returns the model without spectral
-    parameters. `trains_weights`: True if weights train. A base that is a folder is named relative to `folder`.
+    if the model with the base's name has other weights. `model`: the spectral model. `plain`: function that returns the
+    model without spectral parameters. `trains_weights`: True if weights train. A base that is a folder is named
+    relative to `folder`.
 
     Raises FileExistsError for another model's folder or the base's own folder, OSError for a full disk.
     """
@@ -256,7 +257,8 @@ def parameters_file(folder: Path) -> Path:
 def _files_of_earlier_save(
     folder: Path, name: str, file: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
 ) -> list[str]:
-    """Return the names of files that an earlier save of this model wrote to a folder.
+    """Return a list with the names of files that an earlier save of this model wrote to a folder, as its config lists
+    them.
 
     `name`: class name of the model. `file`, `tensors`, `record`: name, tensors and options of the file to be written.
     Raises FileExistsError if the folder holds another model. Other files of spectral parameters may lie there.
@@ -285,7 +287,8 @@ def _files_of_earlier_save(
 def _is_of(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> bool:
     """Return True if the file at `path` is an earlier save of the same model.
 
-    For a whole model, shapes of the tensors and options must agree; spectral parameters need only be such a file.
+    `tensors`, `record`: tensors and options of the new save. For a whole model, shapes of the tensors and options must
+    agree; for spectral parameters, the file need only hold spectral parameters.
     """
     held = record_in(path)
     if held is None or (HOOKED in held) != (HOOKED in record):
@@ -307,7 +310,8 @@ def _equal_files(new: Path, old: Path) -> bool:
 
 
 def _digest_of_named(name: str, revision: str | None) -> str | None:
-    """Return the digest of the weights that `load_model` reads by a name; None if it finds no checkpoint by it.
+    """Return the SHA-256 (hex) of the weights that `load_model` reads for a model's name or folder; None if it finds no
+    checkpoint or cannot read it.
 
     `revision`: of a model on the hub, or None.
     """
@@ -326,9 +330,10 @@ def _digest_of_named(name: str, revision: str | None) -> str | None:
 
 @lru_cache(maxsize=8)
 def _digest_of_files(name: str, revision: str | None, state: str | None) -> str:
-    """Return the digest of the weights of a hub model or folder, cached by the arguments.
+    """Return the SHA-256 (hex) of the weights of a hub model or folder, cached by the arguments.
 
-    `state`: digest of the folder's files, so that changed files are read again.
+    `revision`: of the hub model, or None. `state`: digest of the folder's files, so that changed files are read again;
+    None for the hub.
     """
     # A given tokenizer, even an empty one, prevents reading the folder's tokenizer.
     model, _, _ = load_pretrained(find_source(name, revision), torch.float32, tokenizer=())
@@ -336,7 +341,11 @@ def _digest_of_files(name: str, revision: str | None, state: str | None) -> str:
 
 
 def _tokenizer_of(name: str | None, revision: str | None, config: Any) -> Any:
-    """Return the tokenizer of the model with this name or folder; None if it has none or cannot be read."""
+    """Return the tokenizer of the model with this name or folder; None if it has none or it cannot be read.
+
+    `revision`: of a model on the hub, or None. `config`: the model's config, by which transformers finds some
+    tokenizers.
+    """
     try:
         source = None if name is None else find_source(name, revision)
         if source is None or not source.streams:
@@ -350,7 +359,8 @@ def _tokenizer_of(name: str | None, revision: str | None, config: Any) -> Any:
 
 
 def _index(tensors: Mapping[str, Tensor], base: Path) -> bytes:
-    """Return the bytes of an index file in JSON: for each tensor of parameters and weights, the file that holds it.
+    """Return the bytes of an index file in JSON, which names for each tensor of spectral parameters and weights the
+    file that holds it.
 
     transformers' Trainer reads it. `tensors`: the spectral parameters. `base`: folder of the weights.
     """
@@ -361,7 +371,8 @@ def _index(tensors: Mapping[str, Tensor], base: Path) -> bytes:
 
 
 def _base_named(name: str, revision: str | None, folder: Path, stored: bool) -> dict[str, Any]:
-    """Return a dict with the entries of `spectral_config.json` that name the underlying model.
+    """Return a dict with the entries of `spectral_config.json` that name the underlying model: base_model_name_or_path,
+    revision, and for a folder relative_to.
 
     `name`: hub name, folder, or name of the stored weights. `stored`: True if the weights are stored in the saved
     folder. Only a hub name keeps its `revision`. A folder is named relative to `folder` if possible.

@@ -30,22 +30,24 @@ _FORMAT_PREFIX = "tlspectral.spectral_"
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
-    """Return copies of the tensors that a spectral model's file holds, by name.
+    """Return copies, on the CPU, of the tensors that a spectral model's file holds, as a dict by name.
 
-    They are the parameters by layer, and the constants of their rotation.
+    Names are `{layer}.omega` (or `.log_omega_shift`), `.phase`, `.gain`, and the constants of the rotation, such as
+    `.theta`.
     """
     return on_their_own(model.spectral.state_dict())
 
 
 def on_their_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors on the CPU that share no memory, as safetensors requires."""
+    """Return a dict by name with copies of the tensors, on the CPU, which share no memory, as safetensors requires."""
     return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
 
 
 def options_of(model: Any) -> dict[str, Any]:
     """Return a dict, for JSON, of arguments with which `to_spectral` makes modules like those of this model.
 
-    Keys: scope, log_omega, shared_phase, heads, frequencies.
+    Keys: scope, log_omega, shared_phase, heads (a list of [layer, head] that learn), frequencies (indices of the rotary
+    pairs that learn; None for all).
     """
     layers = layers_of(model)
     first = next(iter(layers.values()))
@@ -68,8 +70,8 @@ def write_file(
 ) -> None:
     """Write a file of a spectral model to `path`.
 
-    `shown`: the path in messages. `record`: the options, as a dict. `identity`: from `identity_of`. Raises OSError, for
-    example for a full disk.
+    `path`: where to write, often a temporary file. `shown`: the path in messages. `tensors`: by name. `record`: the
+    options, as a dict. `identity`: from `identity_of`. Raises OSError, for example for a full disk.
     """
     held, text = {**tensors, IDENTITY: as_tensor(identity)}, json.dumps(record)
     try:
@@ -80,7 +82,8 @@ def write_file(
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Read a spectral model's file. Return its tensors by name, its options, and the identity of its weights.
+    """Read a spectral model's file. Return three things: copies of its tensors by name, its options as a dict, and the
+    identity of its weights.
 
     The identity is the dict that `identity_of` made. Raises FileNotFoundError, and IncompatibleCheckpoint for a file
     that is damaged, of another version or of another kind.
@@ -136,7 +139,9 @@ def require_format(path: Path, file_format: Any) -> None:
 
 
 def record_in(path: Path) -> dict[str, Any] | None:
-    """Return the options in a spectral model's file without reading tensors; None for any other file or version."""
+    """Return the options in a spectral model's file as a dict, without reading tensors; None for any other file or
+    version.
+    """
     metadata = _metadata(path)
     try:
         record = json.loads(metadata["spectral"]) if metadata.get("format") == FORMAT else None
@@ -158,7 +163,7 @@ def spectral_file_of(path: Path) -> Path | None:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file; empty if it cannot be read."""
+    """Return the metadata of a safetensors file as a dict; {} if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
@@ -167,5 +172,5 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return one SHA-256, as hex, of all tensors and the record's JSON text."""
+    """Return one SHA-256, as hex, of all tensors with their names and of `text`, the options in JSON."""
     return hashlib.sha256(f"{digest_of_named(tensors)} {text}".encode()).hexdigest()

@@ -121,9 +121,10 @@ class SpectralHookedTransformer(_Base):
 
     @classmethod
     def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
-        """Return the model in a folder of `save_pretrained`; further arguments go to `tls.load_model`.
+        """Return the `SpectralHookedTransformer` in the folder `model_name`, written by `save_pretrained`; further
+        arguments go to `tls.load_model`.
 
-        Any other name is loaded as HookedTransformer's own `from_pretrained` does.
+        Any other name is loaded by HookedTransformer's own `from_pretrained`, which gets the further arguments instead.
         """
         config = read_config(Path(model_name).expanduser()) if isinstance(model_name, str | os.PathLike) else None
         if config is not None and config.get("model") == SpectralHookedTransformer.__name__:
@@ -132,7 +133,9 @@ class SpectralHookedTransformer(_Base):
         return super().from_pretrained(model_name, *given, **named)
 
     def spectral_parameters(self) -> Any:
-        """Return the learnable frequencies, phases and gains, without the model's weights."""
+        """Return an iterator over the learnable frequencies, phases and gains of all layers, without the model's
+        weights.
+        """
         return self.spectral.parameters()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -189,7 +192,8 @@ class SpectralHookedTransformer(_Base):
         return model
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return a layer's rotary pairs as they act now: frequencies, gain and phase per head.
+        """Return a layer's rotary pairs as they act now, a `RotaryGeometry` with `theta` (radians per token), `gain`
+        and `phase` (radians), each [heads, pairs] where the layer is learned.
 
         The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
         to the spectral parameters.
@@ -219,7 +223,7 @@ def _as_json(cfg: Any) -> dict[str, Any]:
 
 
 def _made(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config for HookedTransformer, on the CPU, from a dict of `_as_json`.
+    """Return a new dict, the config of a HookedTransformer on the CPU, from `config`, a dict that `_as_json` made.
 
     A model made with it draws no weights, sets no seed and downloads nothing.
     """
@@ -228,7 +232,8 @@ def _made(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored(model: Any) -> dict[str, Tensor]:
-    """Return the state dict of a model without tensors that are rebuilt when the model is made.
+    """Return the state dict of a model (a dict by name; the tensors are not copied) without tensors that are rebuilt
+    when a model is made.
 
     For Qwen 1 these include the rotary tables, because they depend on the length of the last run.
     """
@@ -239,9 +244,10 @@ def _stored(model: Any) -> dict[str, Tensor]:
 
 
 def _require_makeable(model: Any, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a model made from the config in `record` does not have these tensors.
+    """Raise ValueError if a model made from the config in `record` (the options of a file) does not have the names and
+    shapes of `tensors`.
 
-    Such a model could not be loaded again.
+    Such a model could not be loaded again. `model`: the model to be saved, for the message.
     """
     try:
         with torch.device("meta"), warnings.catch_warnings():
@@ -255,7 +261,8 @@ def _require_makeable(model: Any, record: Mapping[str, Any], tensors: Mapping[st
 
 
 def _fill(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put all tensors except the spectral ones into a model, in their own types.
+    """Put all tensors except the spectral ones into a model, in place; its weights become these tensors, in their own
+    types.
 
     Raises RuntimeError if names or shapes do not fit.
     """
@@ -268,9 +275,9 @@ def _fill(model: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _write_tokenizer(tokenizer: Any, partial: Path, folder: str | os.PathLike[str]) -> None:
-    """Write a tokenizer to the folder `partial`.
+    """Write the files of a tokenizer to the folder `partial`, which becomes part of `folder` later.
 
-    `folder`: the name in messages. Raises OSError, for example for a full disk.
+    `folder` is the name in messages. Raises OSError, for example for a full disk.
     """
     try:
         with naming_file(folder):

@@ -25,9 +25,10 @@ def spectral_layers(
 ) -> nn.ModuleDict:
     """Return new `SpectralRoPE` modules for a model, as a ModuleDict from the layer's number (as text).
 
-    There is one per rotary layer, or per layer with a head of `heads`. `scope`, `heads`, `frequencies`: what shares
-    parameters and what learns, as in `tls.to_spectral`. `seed`: of the noise on phases. `options`: further arguments of
-    `SpectralRoPE`. With `scope="model"` the modules share their parameters.
+    `view`: the model, which is not changed. There is one module per rotary layer, or per layer with a head of `heads`.
+    `scope`, `heads`, `frequencies`: which heads share parameters ("model", "layer", "group" of shared keys, or "head"
+    for none) and which heads and rotary pairs learn (None: all). `seed`: of the noise on phases. `options`: further
+    arguments of `SpectralRoPE`. With `scope="model"` the modules share their parameters.
 
     Raises:
         UnsupportedArchitecture: a chosen layer without rotary positions, or with an unsupported rotation.
@@ -77,7 +78,9 @@ def spectral_layers(
 
 
 def layers_of(model: Any) -> dict[int, SpectralRoPE]:
-    """Return the `SpectralRoPE` modules of a model as a dict from layer. Raises TypeError if it has none."""
+    """Return the `SpectralRoPE` modules of a spectral model as a dict from layer number; they are the model's own, not
+    copies. Raises TypeError if it has none.
+    """
     layers = getattr(model, "spectral", None)
     modules = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
     if not modules:
@@ -88,14 +91,17 @@ def layers_of(model: Any) -> dict[int, SpectralRoPE]:
 
 
 def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
-    """Return the `SpectralRoPE` modules of a ModuleDict as a dict from the layer's number."""
+    """Return the `SpectralRoPE` modules of a ModuleDict, which has layers as text, as a dict from the layer's
+    number.
+    """
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
 def spectral_geometry(
     geometry: RotaryGeometry | None, module: SpectralRoPE | None, *, live: bool = False
 ) -> RotaryGeometry | None:
-    """Return a layer's rotary pairs with the frequencies, gain and phase of its learned module.
+    """Return a copy of a layer's rotary pairs (`geometry`) with the frequencies, gain and phase of `module`, its
+    learned rotation.
 
     Without geometry or module, `geometry` is returned unchanged. `live`: True lets gradients pass through gain and
     phase to the module's parameters.
@@ -109,7 +115,7 @@ def spectral_geometry(
 def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeometry) -> None:
     """Raise UnsupportedArchitecture if a layer rotates backwards, or does not rotate the first columns in pairs.
 
-    `index`: the layer. `geometry`: its rotary pairs.
+    `view`: the model, for its name in the message. `index`: the layer. `geometry`: its rotary pairs.
     """
     apart, pairs = int(geometry.imag_index[0] - geometry.real_index[0]), len(geometry.theta)
     if apart < 0:
@@ -125,7 +131,7 @@ def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeomet
 
 
 def _tie(layers: nn.ModuleDict) -> None:
-    """Replace the parameters of all modules by those of the first, so that all share them.
+    """Replace, in place, the parameters of all modules by the parameters of the first, so that all layers share them.
 
     Raises ValueError if their inverse frequencies differ.
     """

@@ -24,7 +24,9 @@ class Swapped:
 
 
 def swap(module: nn.Module, kind: type[Swapped]) -> None:
-    """Change the class of a module in place, to a subclass of its own class with the attributes of `kind`."""
+    """Change the class of a module in place, to a subclass of its own class with the attributes of `kind`. Weights
+    stay.
+    """
     module.__class__ = _joined(kind, type(module))
 
 
@@ -42,7 +44,9 @@ def is_swapped(module: Any, kind: type[Swapped] = Swapped) -> bool:
 
 @cache
 def _joined(kind: type[Swapped], own: type) -> type:
-    """Return the subclass of `own` with the attributes of `kind`."""
+    """Return the subclass of `own` (a module's class) with the methods and attributes of `kind`; equal arguments give
+    the same class.
+    """
     attributes = {name: value for name, value in vars(kind).items() if name not in _OF_ITS_OWN}
     # Python lets a module change only to a class of the same memory layout, so the subclass has one base.
     # Its names stay, because other code tells modules apart by class name.
@@ -55,12 +59,14 @@ def _joined(kind: type[Swapped], own: type) -> type:
 
 
 def _reduce(module: Any, protocol: Any) -> Any:
-    """Return how to pickle a module of a swapped class: a tuple (function, its arguments, state)."""
+    """Return how to pickle a module of a swapped class: a tuple (the function `_blank`, its arguments, the module's
+    state). `protocol`: number of pickle's protocol.
+    """
     own = type(module).own
     return _blank, (type(module).swapped_kind, own), *own.__reduce_ex__(module, protocol)[2:]
 
 
 def _blank(kind: type[Swapped], own: type) -> Any:
-    """Return an empty module of the swapped class, for unpickling."""
+    """Return a module without state of the subclass of `own` with the attributes of `kind`, for unpickling."""
     joined: Any = _joined(kind, own)
     return joined.__new__(joined)

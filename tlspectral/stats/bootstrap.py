@@ -32,6 +32,10 @@ from tlspectral.tables.html_summary import html_summary
 class LayerBootstrap:
     """A partial rank correlation with intervals over layers; `tls.stats.layer_bootstrap` returns it.
 
+        heads = tls.analyze_heads(model)
+        result = tls.stats.layer_bootstrap(heads, "D_head", "prev", controls="dir_frac")
+        result.statistic, result.interval
+
     A cluster is a layer.
 
     Attributes:
@@ -155,6 +159,10 @@ def layer_bootstrap(
 class Attenuation:
     """A partial correlation before and after controls were added, on the same rows; `tls.stats.attenuation` returns it.
 
+        heads = tls.analyze_heads(model)
+        result = tls.stats.attenuation(heads, "freq_centroid", x="D_head", y="prev")
+        result.before.statistic, result.after.statistic, result.statistic
+
     Attributes:
         before: `PartialCorrelation` with the base controls only.
         after: `PartialCorrelation` with the base and the added controls.
@@ -167,7 +175,8 @@ class Attenuation:
         n_degenerate: resamples without a statistic.
         level: level of the interval.
         seed: seed of the resampling.
-        method: "hybrid" or "rank".
+        method: "hybrid" (regress raw values on the controls, then rank the residuals) or "rank" (rank all columns
+            first).
         reason: why statistic or interval is NaN, else None.
     """
 
@@ -292,7 +301,8 @@ def _check_resampling(draws: int, level: float) -> None:
 def _complete(
     heads: pd.DataFrame, names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
-    """Return the rows without NaN: the named columns [rows, variables], and the layer of each row, numbered from 0.
+    """Return two arrays about the rows of the table `heads` without NaN: the columns in `names` [rows, variables], and
+    the layer of each row, numbered from 0 without gaps.
 
     Raises ValueError if the table lacks a column or mixes several models or steps.
     """
@@ -306,10 +316,12 @@ def _complete(
 def _over_resamples(
     clusters: Int64[np.ndarray, "rows"], draws: int, seed: int, statistic: Callable[[np.ndarray], float]
 ) -> Float64[np.ndarray, "draws"]:
-    """Return the statistic of each of `draws` resamples of clusters; all NaN with fewer than three clusters.
+    """Return an array with the statistic of each of `draws` resamples of clusters; all NaN with fewer than three
+    clusters.
 
-    `clusters`: cluster (layer) of each row. `statistic`: function of the row numbers of a resample. A resample has as
-    many clusters as the table, drawn with replacement, each with all its rows.
+    `clusters`: cluster (layer) of each row. `seed`: of the resampling. `statistic`: function of the row numbers of a
+    resample that returns a number. A resample has as many clusters as the table, drawn with replacement, each with all
+    its rows.
     """
     if len(np.unique(clusters)) < FEWEST_CLUSTERS:
         return np.full(draws, np.nan)
@@ -323,7 +335,8 @@ def _interval_or_reason(
 ) -> tuple[tuple[float, float], str | None]:
     """Return (low, high) and None, or two NaN and the reason why no interval can be given.
 
-    The interval has the percentiles of the resampled values that are not NaN, at the given level.
+    `resampled`: the statistic of each resample. The interval has the percentiles of the values that are not NaN, at
+    `level`. It is not given for fewer than three of `n_clusters`, or if more than half of the values are NaN.
     """
     usable = resampled[~np.isnan(resampled)]
     if n_clusters < FEWEST_CLUSTERS:

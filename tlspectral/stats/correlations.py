@@ -23,6 +23,14 @@ RankMethod = Literal["hybrid", "rank"]
 class PartialCorrelation:
     """A rank correlation of x and y after controls were removed from both; `tls.stats.partial_spearman` returns it.
 
+        heads = tls.analyze_heads(model)
+        controls, layers = heads[["dir_frac"]], heads["layer"]
+        result = tls.stats.partial_spearman(heads["D_head"], heads["prev"], controls, layers=layers)
+        result.statistic, result.pvalue
+
+    Here x and y are the columns `D_head` and `prev` of the head table, the control is `dir_frac`, and heads are
+    compared within their layer.
+
     Attributes:
         statistic: the correlation, -1 to 1, or NaN.
         pvalue: two-sided p of Student's t. Without layers it has `n - 2 - n_controls` degrees of freedom and takes rows
@@ -30,7 +38,8 @@ class PartialCorrelation:
         n: rows used.
         n_dropped: rows left out because a value was NaN.
         n_controls: linearly independent controls; a constant or repeated control is not counted.
-        method: "hybrid" or "rank".
+        method: "hybrid" (x and y were regressed on the controls, then the residuals ranked) or "rank" (x, y and the
+            controls were ranked, then x and y regressed).
         reason: why the statistic is NaN, else None.
         n_layers: layers with two or more heads; None if rows were not compared within layers.
 
@@ -113,11 +122,12 @@ def partial_correlation(
     method: RankMethod,
     layers: Int64[np.ndarray, "rows"] | None = None,
 ) -> PartialCorrelation:
-    """Return the partial rank correlation of the first two columns of a matrix, with the other columns as controls.
+    """Return the `PartialCorrelation` of the first two columns of `variables`, with its other columns as controls.
 
-    `layers`: layer of each row, -1 if unknown; heads are then compared within layers. Rows with NaN or an unknown layer
-    are left out. `method`: "hybrid" or "rank", as in `partial_spearman`. Raises ValueError for infinite values under
-    "hybrid".
+    It has `statistic` (-1 to 1), `pvalue` and the numbers of rows, controls and layers used. `method`: "hybrid"
+    regresses raw values on the controls and ranks the residuals; "rank" ranks the columns first. `layers`: layer of
+    each row, -1 if unknown; heads are then compared within layers. None compares all rows. Rows with NaN or an unknown
+    layer are left out. Raises ValueError for infinite values under "hybrid".
     """
     complete = complete_rows(variables)
     if layers is not None:
@@ -140,9 +150,11 @@ def partial_correlation(
 def residual_correlation(
     variables: Float64[np.ndarray, "rows variables"], method: RankMethod
 ) -> tuple[float, int, str | None]:
-    """Return the partial correlation, the number of independent controls, and the reason if it is NaN (else None).
+    """Return three things: the partial rank correlation (-1 to 1), the number of linearly independent controls, and the
+    reason if the correlation is NaN (else None).
 
-    `variables`: columns x, y and controls, without NaN. `method`: "hybrid" ranks residuals; "rank" ranks columns first.
+    `variables`: columns x, y and controls, without NaN. `method`: "hybrid" regresses raw columns on the controls and
+    ranks the residuals; "rank" ranks all columns first.
     """
     if len(variables) < 3:
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
@@ -159,6 +171,9 @@ def residual_correlation(
 @dataclass(frozen=True, eq=False)
 class FalseDiscovery:
     """P-values adjusted by Benjamini and Hochberg, in the order of the input; `benjamini_hochberg` returns it.
+
+        result = tls.stats.benjamini_hochberg([0.01, 0.02, 0.5])  # the p-values of one family of tests
+        result.q, result.n
 
     Attributes:
         q: adjusted p-values [tests]: the smallest false discovery rate at which the test is rejected.
@@ -206,7 +221,7 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
 
 
 def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
-    """Return Pearson's correlation of two columns that are not constant."""
+    """Return Pearson's correlation (-1 to 1) of the two columns of `pair`, neither of which may be constant."""
     x, y = (pair - pair.mean(0)).T
     return float(np.clip(x @ y / math.sqrt((x @ x) * (y @ y)), -1, 1))
 

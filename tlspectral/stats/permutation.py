@@ -23,6 +23,9 @@ _MOST_LABELINGS = 200_000
 class ModelPermutation:
     """An exact permutation test of two groups of models; `tls.stats.model_permutation_test` returns it.
 
+        test = tls.stats.model_permutation_test([0.5, 0.6, 0.7], [0.1, 0.2, 0.3])  # one number per model
+        test.statistic, test.pvalue
+
     Attributes:
         statistic: mean of x minus mean of y.
         pvalue: share of all labelings (ways to choose which models form group x), the observed one included, whose

@@ -49,7 +49,7 @@ def residuals(
 
 
 def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.ndarray, "rows"]:
-    """Return the values with near ties made equal, so that rounding does not order them.
+    """Return a copy of the values, in their order, with near ties made equal, so that rounding does not order them.
 
     A value becomes equal to the next lower value if they differ by at most `closest`.
     """
@@ -62,7 +62,9 @@ def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.nda
 
 
 def _standardised(controls: Float64[np.ndarray, "rows controls"]) -> Float64[np.ndarray, "rows varying"]:
-    """Return the controls that vary, each with mean 0 and variance 1; constant controls are left out."""
+    """Return a new array with the controls that vary, each with mean 0 and variance 1; constant controls are left
+    out.
+    """
     centred = controls - controls.mean(0)
     spread = np.sqrt((centred**2).mean(0))
     varying = spread > _TIE * np.abs(controls).max(0, initial=0)
@@ -74,7 +76,8 @@ def correlation_within_layers(
     layers: Int64[np.ndarray, "rows"],
     method: Literal["hybrid", "rank"],
 ) -> tuple[float, float, int, int, str | None]:
-    """Return statistic, p, number of independent controls, number of layers used, and a reason if the numbers are NaN.
+    """Return five things: the partial rank correlation (-1 to 1), its two-sided p, the number of independent controls,
+    the number of layers used, and the reason if the first two are NaN (else None).
 
     `variables`: columns x, y and controls, without NaN. `layers`: layer of each row. `method`: "hybrid" ranks the
     residuals, "rank" ranks the columns first. The mean of each layer is subtracted from every column, so only
@@ -106,7 +109,8 @@ def correlation_within_layers(
 
 
 def _student(contributions: Float64[np.ndarray, "layers"]) -> float:
-    """Return the two-sided p of a t test of the contributions for mean 0; 1 if all contributions are 0.
+    """Return the two-sided p of a t test that the contributions (one number per layer) have the mean 0; 1 if all
+    contributions are 0.
 
     All are 0 if x and y do not both vary in any layer.
     """

@@ -17,6 +17,10 @@ from tlspectral.tables.html_summary import html_summary
 class TopHeadPercentile:
     """Percentiles, within their model, of the k strongest heads; `tls.stats.top_head_percentile` returns it.
 
+        heads = tls.analyze_heads(model)
+        result = tls.stats.top_head_percentile(heads, column="D_head", by="prev", k=5)  # ranked; chooses heads
+        result.statistic, result.percentiles
+
     Attributes:
         statistic: median over the k heads of rank / n. 1 is the largest value of the ranked column.
         statistic_midrank: the same with `(rank - 1/2) / n`. Random heads have 1/2 on average, for any number of heads.

@@ -30,7 +30,11 @@ def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
 
 
 def as_controls(controls: Values | pd.DataFrame) -> Float64[np.ndarray, "rows controls"]:
-    """Return controls as float64 [rows, controls]; a Series or 1-D array becomes a single column."""
+    """Return `controls` (numbers, a Series, an array or a DataFrame) as a float64 array [rows, controls]; a Series or
+    1-D array becomes a single column.
+
+    Raises ValueError for values that are not numbers.
+    """
     if isinstance(controls, pd.DataFrame):
         return table_columns(controls, list(controls.columns))
     array = _as_floats(controls, "controls")
@@ -51,7 +55,9 @@ def require_known(name: str, value: Any, known: Sequence[str]) -> None:
 
 
 def require_one_population(heads: pd.DataFrame) -> None:
-    """Raise ValueError if the table mixes heads of several models or training steps, whose layers would be confused."""
+    """Raise ValueError if the table mixes heads of several models or training steps, whose layers would be confused, or
+    has two rows for a head; TypeError if it is not a DataFrame.
+    """
     require_table(heads, "give a table such as the result of tls.analyze_heads")
     for name in _OF_ONE:
         if name in heads and (several := heads[name].unique().tolist())[1:]:
@@ -65,7 +71,8 @@ def require_one_population(heads: pd.DataFrame) -> None:
 
 
 def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarray, "rows columns"]:
-    """Return columns of a table as float64 [rows, columns], in the order of `names`.
+    """Return the columns `names` of the table `heads` as a float64 array [rows, columns], in the order of `names`;
+    missing values are NaN.
 
     Raises:
         ValueError: the table lacks a column, has it twice, or a column has values that are not numbers.
@@ -76,7 +83,9 @@ def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarr
 
 
 def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
-    """Raise ValueError if the table lacks one of the columns or has it twice, TypeError if it is not a DataFrame."""
+    """Raise ValueError if the table `heads` lacks one of the columns `names` or has it twice, TypeError if it is not a
+    DataFrame.
+    """
     require_table(heads, "give a table such as the result of tls.analyze_heads")
     absent = [name for name in names if name not in heads.columns]
     if absent:
@@ -109,7 +118,7 @@ def require_aligned(**values: Any) -> None:
 
 
 def complete_rows(*columns: Float64[np.ndarray, "rows *columns"]) -> Bool[np.ndarray, "rows"]:
-    """Return a mask [rows], True for rows without NaN in any of the arrays."""
+    """Return a boolean mask [rows], True for rows without NaN in any of `columns`, arrays of the same rows."""
     complete = np.ones(len(columns[0]), dtype=bool)
     for column in columns:
         complete &= ~np.isnan(column).any(axis=tuple(range(1, column.ndim)))

@@ -56,7 +56,9 @@ def whole_file(
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Make the finished file `partial` appear as `target` in one step; if `target` exists, leave it as it is."""
+    """Make the finished file `partial` appear as `target` in one step; if `target` exists, it stays as it is and
+    `partial` is not published.
+    """
     try:
         os.link(partial, target)
     except FileExistsError:

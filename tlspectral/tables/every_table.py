@@ -55,7 +55,7 @@ def describe_table(name: str) -> pd.DataFrame:
 
 
 def _modules() -> Iterator[str]:
-    """Import the modules of the package and of installed studies one after the other, and yield the name of each
+    """Import the modules of the package and of installed studies one after the other, and yield the dotted name of each
     module.
     """
     studies = (study.module.partition(".")[0] for study in entry_points(group="tlspectral.studies"))

@@ -87,8 +87,8 @@ def _detector_columns(detector: Detector) -> tuple[Column, Column]:
 
 
 def columns_under_headings(text: str) -> dict[str, tuple[Column, ...]]:
-    """Read `text` in the format of `head_columns.txt`; return a dict from each heading, such as "latent", to its
-    `Column`s.
+    """Read the documentation of columns from `text`, in the format of `head_columns.txt`; return a dict from each
+    heading, such as "latent", to its `Column`s.
     """
     _, *sections = re.split(r"^\[(\w+)\]\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
     return {heading: tuple(_columns_in(body)) for heading, body in zip(sections[::2], sections[1::2], strict=True)}

@@ -11,7 +11,8 @@ _LONG = 80  # characters
 
 
 def html_summary(result: Any) -> str:
-    """Return a dataclass instance as an HTML table with the class's name above it, one row per field that is not None.
+    """Return a dataclass instance as an HTML string: a table with the class's name above it, one row per field that is
+    not None.
 
     Floats have three significant digits. Values longer than 80 characters are cut.
     """
@@ -21,7 +22,9 @@ def html_summary(result: Any) -> str:
 
 
 def html_rows(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return HTML with a bold title above a table; `rows` are (name, text) pairs, one per row of the table."""
+    """Return an HTML string with a bold title above a table; `rows` are (name, text) pairs, one per row of the
+    table.
+    """
     cells = "".join(
         f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in rows

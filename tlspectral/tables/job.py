@@ -21,8 +21,8 @@ current_shard = _SHARD.get
 
 @contextmanager
 def sharing(shard: Any) -> Iterator[None]:
-    """In the block, let measurements make only the jobs of `shard`, a `Shard` (the jobs of one of several
-    processes); with None they make all jobs.
+    """In the block, let measurements make only the jobs of `shard`, a `Shard` (the jobs of one of several processes);
+    with None they make all jobs. At the end of the block the earlier setting is restored.
     """
     token = _SHARD.set(shard)
     try:
@@ -33,7 +33,7 @@ def sharing(shard: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a long piece of work; `finished_jobs` makes it and stores its table.
+    """A job of a long piece of work; `finished_jobs` runs it and stores the table that it returns.
 
     Attributes:
         name: name of the job and of its file.
@@ -80,7 +80,9 @@ def in_worker() -> bool:
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Mark this thread as a worker while the block runs, so that `in_worker` returns True."""
+    """Mark this thread as a worker while the block runs, so that `in_worker` returns True; at the end of the block the
+    mark is removed.
+    """
     WORKER.working = True
     try:
         yield

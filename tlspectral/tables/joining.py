@@ -161,8 +161,8 @@ def _as_json(value: Any) -> str:
 
 
 def _row_said(rows: list[str], values: Sequence[Any]) -> str:
-    """Return text that names a row in messages: "L0H3" or the name of its set, then other key columns, such as "band
-    slow".
+    """Return text that names a row of a table in messages: "L0H3" or the name of its set, then other key columns, such
+    as "band slow".
 
     `rows` are the names of the key columns, `values` the row's values in them.
     """
@@ -217,8 +217,8 @@ def _spelled(key: str, value: Any) -> str:
 
 
 def _filled(wide: pd.DataFrame, index: pd.Index) -> pd.DataFrame:
-    """Return the table with exactly the rows of `index`; a row that the table lacks gets missing values (pandas'
-    nullable types for whole numbers and booleans).
+    """Return a copy of the table `wide` with exactly the rows of `index`, in its order; a row that the table lacks gets
+    missing values (pandas' nullable types for whole numbers and booleans).
     """
     # Whole numbers and flags cannot be missing in numpy's types, so they become pandas' nullable types.
     if len(index.difference(wide.index)):

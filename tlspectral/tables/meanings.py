@@ -53,11 +53,11 @@ def with_values(*names: str) -> Callable[[pd.DataFrame, Mapping[Any, Any]], list
 
 
 def _outputs(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
-    """Return the names of columns about removed head outputs in an old sweep whose `attrs` do not record the
-    replacement.
+    """Return the names of columns about removed head outputs in an old sweep, a table with its `attrs`, which do not
+    record what replaced an output.
 
-    The list is empty for the tasks "induction" and "language", whose prompts have no pairs, because the meaning did not
-    change for them.
+    In a table with a row per part this is the column "part". The list is empty for the tasks "induction" and
+    "language", whose prompts have no pairs, because the meaning did not change for them.
     """
     if "replace" in attrs or attrs.get("task") in _WITHOUT_PAIRS:
         return []
@@ -67,7 +67,10 @@ def _outputs(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
 
 
 def _band_controls(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
-    """Return the names of the control columns of a sweep that removed rotary bands; [] for any other sweep."""
+    """Return the names of the control columns with values of a sweep that removed rotary bands; [] for any other sweep.
+
+    `table` is the sweep. `attrs`, its metadata, is not used.
+    """
     if "part" in table and (table["part"] == "rotary_band").any():
         return [str(name) for name in table if str(name).startswith("control_") and table[name].notna().any()]
     return [str(name) for name in table if re.match(r"(?:.+_)?rotary_band_control_", str(name))]
@@ -145,7 +148,7 @@ def carried(table: pd.DataFrame) -> dict[str, int]:
     """Return {"meanings": n} for the `attrs` of a new table that is made from the columns of `table`.
 
     n is the number of changes in the meaning of columns that the new table follows: all, if no column of `table` has an
-    older meaning, otherwise the number of `table`.
+    older meaning, otherwise as many as `table` follows, by its `attrs`.
     """
     return {MEANINGS: followed(table.attrs) if other_meanings(table) else len(CHANGES)}
 

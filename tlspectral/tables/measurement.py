@@ -93,8 +93,8 @@ class Measurement:
         return finished_jobs(jobs, self.kept, n_jobs=self.n_jobs, **how)
 
     def table(self, frame: pd.DataFrame | Mapping[str, Any], **attrs: Any) -> pd.DataFrame:
-        """Return `frame` as a DataFrame with the columns in the order of the schema; its `attrs` get `origin`,
-        `settings` and the given `attrs`.
+        """Return `frame`, a DataFrame or a dict of columns, as a new DataFrame with the columns in the order of the
+        schema; its `attrs` get `origin`, `settings` and the given `attrs`.
         """
         return self.schema.frame(frame, {**self.origin, **self.settings, **attrs})
 
@@ -231,8 +231,8 @@ def finished_jobs(
 
 
 def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFolder | None") -> str:
-    """Return the message of an interrupt: how many items (named `unit`) of `total` are stored in the folder, and how to
-    go on.
+    """Return the message of an interrupt: `finished` items (named `unit`) of `total` are stored in the folder, and how
+    to go on. Without a folder it says that nothing is kept.
     """
     if folder is None:
         return "stopped, and nothing is kept: give folder= to keep finished work, and the same call goes on from there"
@@ -258,10 +258,10 @@ def _missing(
     take: Callable[[str, pd.DataFrame], None],
     failed: Callable[[str, JobFailure], None] | None,
 ) -> Iterator[Job]:
-    """Yield the jobs that the folder does not have.
+    """Yield the jobs whose tables the folder does not have; without a folder, all jobs.
 
     The function also adds each job's `items` to `sizes`, calls `take` with the name and table of each stored job, and
-    calls `failed` for a stored job that cannot be read.
+    calls `failed` for a stored job that cannot be read (if `failed` is None, its error is raised).
     """
     for job in jobs:
         sizes[job.name] = job.items
@@ -284,8 +284,8 @@ def _made_here(
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
     """Make the jobs in this process, one after the other, and yield (name, table or failure) for each.
 
-    `prepare()` is called once, and its result passed to every job. `goes_on=True` yields an error as a failure;
-    otherwise it is raised.
+    Tables are stored in `folder`, if it is not None. `prepare()` is called once, and its result passed to every job.
+    `goes_on=True` yields an error as a failure; otherwise it is raised.
     """
     prepared: tuple[Any, ...] | None = None
     for job in jobs:
@@ -299,7 +299,7 @@ def _made_here(
 def _made(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, *prepared: Any
 ) -> tuple[str, pd.DataFrame | JobFailure]:
-    """Make and store a job, and return (its name, its table or failure).
+    """Run a job, store its table in `folder` (if it is not None), and return (the job's name, its table or failure).
 
     If another process has stored the job meanwhile, return the stored table, even if making the job fails here.
     `prepared` is empty or holds the argument of `job.make`. `goes_on=True` returns an error as a failure; otherwise it
@@ -328,8 +328,8 @@ def _made_by_workers(
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
     """Distribute the jobs to `n_jobs` workers of joblib, and yield (name, table or failure) in the order of completion.
 
-    `prepare()` is called once in each worker, and its result passed to every job. `goes_on=True` yields an error as a
-    failure; otherwise it is raised.
+    Workers store tables in `folder`, if it is not None. `prepare()` is called once in each worker, and its result
+    passed to every job. `goes_on=True` yields an error as a failure; otherwise it is raised.
     """
     # An array, because joblib sends a large array only once: processes map its file, and Dask scatters it.
     packed = None
@@ -347,10 +347,12 @@ def _made_by_workers(
 def _made_there(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | JobFailure]:
-    """Make and store a job in a worker, and return (its name, its table or failure).
+    """Run a job in a worker, store its table in `folder` (if it is not None), and return (the job's name, its table or
+    failure).
 
     `packed` is the pickled function `prepare` as bytes. The worker calls it once for each `token`, which stands for one
-    call of `finished_jobs`, and passes its result to the job.
+    call of `finished_jobs`, and passes its result to the job. `goes_on=True` returns an error as a failure; otherwise
+    it is raised.
     """
     with without_bars(), working():
         if packed is None:
@@ -363,7 +365,7 @@ def _made_there(
 
 
 def backend_configured() -> bool:
-    """Return whether the caller chose joblib's backend with `joblib.parallel_config`."""
+    """Return whether the caller (a user of this package) chose joblib's backend with `joblib.parallel_config`."""
     # A preference changes the active backend only if no backend is configured.
     configured = type(joblib.parallel.get_active_backend(prefer="threads")[0])
     default = type(joblib.parallel.get_active_backend(prefer="processes")[0])
@@ -400,7 +402,10 @@ class _OwnWorkers:
     """State of the worker processes that joblib started for this package; joblib has one set and would keep it for
     minutes.
 
-    blocks: number of open `workers_kept` blocks. started: whether processes were started since the last shutdown.
+    Attributes:
+        lock: guards the other two.
+        blocks: number of open `workers_kept` blocks.
+        started: True if processes were started since the last shutdown.
     """
 
     lock: AbstractContextManager[Any]
@@ -448,7 +453,8 @@ def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return one table with the rows of several named tables, which `unbundled` takes apart. At least one table must
     have rows.
 
-    The column `table` holds the tables' names, `attrs["tables"]` their columns and dtypes. Index and `attrs` are lost.
+    The column `table` holds the tables' names, `attrs["tables"]` their columns and dtypes. Index and `attrs` of the
+    given tables are lost.
     """
     columns = {
         name: {str(column): str(kind) for column, kind in table.dtypes.items()} for name, table in tables.items()

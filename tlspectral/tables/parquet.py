@@ -89,7 +89,8 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
 
 def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
-    """Return the bytes of the parquet file that `write_table` writes; equal tables give equal bytes.
+    """Return the bytes of a parquet file with the table `df`, its `attrs` and the meaning of its columns; equal tables
+    give equal bytes.
 
     The schema's key `tlspectral` holds JSON with `format`, `provenance` (`df.attrs`) and `columns` (documentation by
     name). `tlspectral_sha256` is a checksum of the file. `attrs_for_pandas=True` stores `df.attrs` also where
@@ -123,8 +124,8 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
 
 
 def _parquet(table: pa.Table) -> bytes:
-    """Return the bytes of a parquet file with this pyarrow table. Raises one of `_NO_PARQUET` if it cannot be written
-    and read again.
+    """Return the bytes of a parquet file with this pyarrow table. Raises an error of pyarrow, or another class in
+    `_NO_PARQUET`, if it cannot be written and read again.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_checksum=True)
@@ -143,8 +144,8 @@ def _frame_of(table: pa.Table) -> pd.DataFrame:
 
 
 def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
-    """Return (do not raise) a ValueError for a table that parquet cannot store: it names the first such column, or the
-    index, and its types.
+    """Return (do not raise) a ValueError for `frame`, a table that parquet cannot store: it names the first such
+    column, or the index, and its types.
 
     `error` is what pyarrow or pandas raised for the whole table.
     """
@@ -164,7 +165,7 @@ def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:
-    """Write the table as CSV to `path`, such as heads.csv, and the meaning of its columns to heads.columns.csv in
+    """Write the table `df` as CSV to `path`, such as heads.csv, and the meaning of its columns to heads.columns.csv in
     the same folder.
     """
     docs = describe_columns(df)
@@ -176,7 +177,9 @@ def _write_csv(df: pd.DataFrame, path: Path) -> None:
 
 @contextmanager
 def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """In the block, add `path` to an operating system error that names no file, such as the error of a full disk."""
+    """In the block, add `path` as the file name to an operating system error that names no file, such as the error of a
+    full disk.
+    """
     try:
         yield
     except OSError as error:
@@ -274,8 +277,8 @@ def _unreadable(path: str | os.PathLike[str], error: Exception) -> ValueError:
 
 
 def _with_digest(data: bytes, before: bytes, after: bytes) -> bytes:
-    """Return the bytes of a file in which the last occurrence of `before` is replaced by `after`; unchanged if `before`
-    is empty or missing.
+    """Return a copy of `data`, the bytes of a parquet file, in which the last occurrence of `before` is replaced by
+    `after`; unchanged if `before` is empty or missing.
 
     The checksum stands in the footer, at the end of a parquet file.
     """

@@ -29,7 +29,9 @@ def short_number(value: float, decimals: int = 3) -> str:
 
 
 def printed(table: "pd.DataFrame", digits: int) -> str:
-    """Return a table as aligned text: floats with `digits` decimals (see `number_texts`), and a dash for NaN."""
+    """Return a table as aligned text: floats of a column with `digits` decimals (more, or scientific, if they would
+    print as 0 or are very large), and a dash for NaN.
+    """
     shown = table.copy(deep=False)
     for place, name in enumerate(table):
         column = table.iloc[:, place]

@@ -28,10 +28,10 @@ def bar(total: int | None, description: str, unit: str, *, initial: int = 0) -> 
 
 
 class _Lines:
-    """Progress as lines on stderr, one per minute, with the interface of a tqdm bar.
+    """Progress as lines on stderr, one per minute, with the interface of a tqdm bar (a context manager with `update`).
 
-    total: number of items, None if unknown. description: text in front. unit: name of an item. initial: items done
-    before.
+    `__init__` gets total (number of items, None if unknown), description (text in front), unit (name of an item) and
+    initial (items done before).
     """
 
     def __init__(self, total: int | None, description: str, unit: str, initial: int):
@@ -43,7 +43,7 @@ class _Lines:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Print nothing; the caller reports the end."""
+        """Print nothing at the end of the block and let its errors through; the caller reports the end."""
 
     def update(self, n: int = 1) -> None:
         """Count `n` more items, and write a line to stderr if the last line is a minute old."""
@@ -77,7 +77,7 @@ def hidden() -> bool:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Switch off bars and log lines inside the block, in this thread only."""
+    """Switch off progress bars and log lines inside the block, in this thread only; at its end they are as before."""
     token = _HIDDEN.set(True)
     try:
         yield

@@ -68,7 +68,7 @@ def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str
 
 
 def layers_apart(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return which layers have different and which have equal weights, from the `attrs` of two tables.
+    """Return which layers have different and which have equal weights, from `a` and `b`, the `attrs` of two tables.
 
     The result is a dict such as `{"differ": [1], "equal": [0]}`, or `{"unknown": reason}` if hashes cannot be compared.
     The hash of a layer covers its attention weights and norm as stored, the embedding, the unembedding and the final

@@ -63,7 +63,7 @@ class Column:
 
     @property
     def signed(self) -> bool:
-        """True if the documented range of the column's values begins below 0."""
+        """True if the documented range of the column's values (`range`) begins below 0."""
         return self.range.removeprefix("about ").startswith("-")
 
 
@@ -95,7 +95,9 @@ def columns(text: str, shared: Iterable[Column] = ()) -> tuple[Column, ...]:
 
 
 def spelled(text: str) -> str:
-    """Return text in the form of column names: each character but letters, digits, `_` and `-` becomes `_`."""
+    """Return a copy of `text` in the form of column names: each character but letters, digits, `_` and `-`
+    becomes `_`.
+    """
     return re.sub(r"[^\w-]", "_", text)
 
 

@@ -45,7 +45,8 @@ class Shard:
 
     @classmethod
     def numbered(cls, index: int, count: int, **asked: Any) -> Shard:
-        """Return the `Shard` of process `index` of `count`; `asked` is the record of the command that it stores.
+        """Return the `Shard` of process `index` of `count`; `asked` are entries (as JSON) about the command or call,
+        which it stores.
 
         Raises ValueError unless 1 <= index <= count.
         """
@@ -120,8 +121,8 @@ def shard(index: int, count: int) -> AbstractContextManager[None]:
 
 
 class _ShardBlock(UserBlock):
-    """The context manager that `tls.tables.shard` returns: in it, measurements make the jobs of `share` only. It ends
-    quietly if jobs of other processes are missing (MissingParts).
+    """The context manager that `tls.tables.shard` returns: in it, measurements make the jobs of `share` only. If jobs
+    of other processes are missing, the MissingParts that ends the block is not passed on.
     """
 
     unentered = (

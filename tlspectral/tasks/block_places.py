@@ -71,7 +71,8 @@ class BlockPlaces:
         )
 
     def split(self, x: Float[Tensor, "*batch pos columns"]) -> tuple[Tensor, Tensor]:
-        """Return two copies of x: the means over blocks, and the deviations from these means.
+        """Return two changed copies of x [..., pos, columns]: one with the means over blocks, one with the deviations
+        from these means.
 
         In the first copy each block token is replaced by the mean over blocks of the tokens at its offset in the block.
         In the second copy it is replaced by its difference from this mean. Tokens outside the blocks stay unchanged in
@@ -86,7 +87,7 @@ class BlockPlaces:
         return averaged, deviating
 
     def read(self, allowed: Bool[Tensor, "*batch pos pos"]) -> Bool[Tensor, "*batch pos pos"]:
-        """Return the mask `allowed` restricted to queries after the last block and keys inside the blocks.
+        """Return a new mask: `allowed`, restricted to queries after the last block and keys inside the blocks.
 
         `allowed`: True for (query, key) pairs that may attend. Raises ValueError if the run has no query after the
         blocks, has padding in front, or has a window that hides a block from such a query.
@@ -110,7 +111,8 @@ class BlockPlaces:
     def shuffled(
         self, difference: Float[Tensor, "batch replays pos pos"], seeds: list[list[int]]
     ) -> Float[Tensor, "batch replays pos pos"]:
-        """Return `difference` with the values of each block moved to another block, by a random cycle of the blocks.
+        """Return a copy of `difference` with the values of each block moved to another block, by a random cycle of the
+        blocks.
 
         `difference`: scores that a part of a head removes. `replays`: copies of the batch with different controls; each
         has a cycle of its own. `seeds`: for each replay numbers that seed it; the last is the number of the draw. The
@@ -129,7 +131,8 @@ class BlockPlaces:
         return math.factorial(len(self.starts) - 1)
 
     def _cycle(self, seed: list[int]) -> Int[np.ndarray, "blocks"]:
-        """Return a random order of the blocks; the values of each block move to the next block of the order.
+        """Return a random order of the blocks, an array of their indices; the values of each block move to the next
+        block of the order.
 
         `seed`: numbers that seed the choice; the last is the number of the draw.
         """
@@ -141,7 +144,8 @@ class BlockPlaces:
 
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
-    """Return the token positions of the blocks of a `BlockPrompt`, or of several with equal positions.
+    """Return the token positions of the blocks of a `BlockPrompt`, or of several with equal positions, as `BlockPlaces`
+    (`starts`, `width`, `ids`).
 
     `blocks`: the prompt or a list of prompts; `BlockPlaces` are returned unchanged. `model`: its tokenizer reads text.
     Raises ValueError if blocks differ in length, or if blocks of two prompts stand at different positions.
@@ -176,7 +180,8 @@ def block_places(model: Any, blocks: Any) -> BlockPlaces:
 
 
 def centred(values: Tensor, dim: int) -> Tensor:
-    """Return `values` minus their mean along `dim`; exactly 0 where all values along `dim` are equal.
+    """Return a new tensor, `values` minus their mean along the axis `dim`; exactly 0 where all values along `dim` are
+    equal.
 
     The first value is subtracted before the mean, because rounding of the mean could leave a small rest.
     """

@@ -125,9 +125,9 @@ class BlockPrompt:
         return prompt
 
     def _from_text(self, tokenizer: Any) -> BlockPrompt:
-        """Return the prompt with each segment as token ids.
+        """Return a copy of this prompt of text with each segment as token ids of `tokenizer`.
 
-        Raises ValueError without a tokenizer, or for a merged border.
+        Raises ValueError without a tokenizer, or if the tokenizer merges text across the border of two segments.
         """
         if tokenizer is None:
             raise ValueError(
@@ -213,9 +213,11 @@ def require_block_prompt(prompt: Any) -> None:
 
 
 def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]]) -> BlockPrompt:
-    """Return the prompt as token ids of a model.
+    """Return a copy of the prompt with all segments as token ids of a model; `swaps` are pairs of block indices that a
+    measurement will swap.
 
-    Raises ValueError if a swap in `swaps` would change the tokens of its text.
+    Raises ValueError if a swap would change the tokens of the text, and as `BlockPrompt.tokenized`: text without a
+    tokenizer, merged borders, too many tokens, ids outside the vocabulary.
     """
     tokenized = prompt.tokenized(model)
     if prompt.is_text:
@@ -232,5 +234,5 @@ def _own(segment: Any) -> Any:
 
 
 def _ids_of(tokenizer: Any, text: Any) -> list[int]:
-    """Return the token ids of a text without special tokens; [] for an empty text."""
+    """Return the tokenizer's ids of a text without special tokens; [] for an empty text."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []

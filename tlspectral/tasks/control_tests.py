@@ -31,13 +31,15 @@ def beside_control(
     distinct: Int[np.ndarray, "sequences"] | None,
     asked: int | None = None,
 ) -> dict[str, Any]:
-    """Compare effects with the effects of random draws.
+    """Compare effects of ablations with the effects of random draws of equal size.
 
-    Return a dict from column name to values, one per row of `deltas`. The columns are control_delta, control_delta_se,
-    control_excess, control_p, control_p_floor, control_draws and excess_z, described in `CONTROL_COLUMNS`. `deltas`:
-    effect of each ablation on each sequence. `controls`: effect of each random draw on each sequence; a draw that is
-    NaN was not found and is left out. `distinct`: an integer per sequence, the same for equal sequences; None if all
-    differ. `asked`: number of draws that the caller wanted. Default: as in `controls`.
+    Return a dict from column name to values, one per row of `deltas`. The columns: control_delta (mean effect of the
+    draws) and control_delta_se; control_excess (|effect| minus the mean |effect| of the draws); control_p and
+    control_p_floor (share of draws at least as large, and its smallest value); control_draws (a list with the mean
+    effect of each draw); excess_z ((effect minus mean of the draws) / their standard deviation; NaN below 19 draws).
+    `deltas`: effect of each ablation on each sequence. `controls`: effect of each random draw on each sequence; a draw
+    that is NaN was not found and is left out. `distinct`: an integer per sequence, the same for equal sequences; None
+    if all differ. `asked`: number of draws that the caller wanted. Default: as in `controls`.
     """
     n_asked: int = controls.shape[1] if asked is None else asked
     missing = np.isnan(controls[:, :, 0])

@@ -36,15 +36,16 @@ class EmbeddingChange:
         tokens: Int[Tensor, "prompts pos"],
         mask: Bool[Tensor, "prompts pos"],
     ) -> Float64[Tensor, "prompts"]:
-        """Return 1 - cosine for each prompt. `stream`: residual stream after the last layer.
+        """Return 1 - cosine, from 0 to 2, between the embedding of each prompt and its stored embedding.
 
-        `mask`: True for real tokens.
+        `stream`: residual stream after the last layer at the prompts' tokens, whose mean is the embedding. `tokens` and
+        `mask` are not used.
         """
         now = in_float64(stream).mean(1)
         return 1 - torch.nn.functional.cosine_similarity(now, self.before.to(now.device), dim=-1)
 
     def of_prompts(self, rows: list[int]) -> EmbeddingChange:
-        """Return the metric for the prompts with the numbers in `rows`."""
+        """Return a new metric with the stored embeddings of the prompts whose numbers are in `rows`."""
         return EmbeddingChange(self.before[rows])
 
 

@@ -48,7 +48,8 @@ def is_own_code(value: Any) -> bool:
 
 
 def task_identity(task: Task) -> dict[str, Any]:
-    """Return a dict of digests of a task's prompts, metric, positions and pairs, before a model reads the prompts.
+    """Return a dict of digests of a task's prompts, metric, positions and pairs, before a model reads the prompts, so
+    that two calls with the same task can be recognised.
 
     Keys: prompts, metric, predict, attention, positions, counterfactual. Values are text, None or such a dict, for
     JSON.
@@ -62,7 +63,8 @@ def task_identity(task: Task) -> dict[str, Any]:
 
 
 def sequences_identity(sequences: TaskSequences, task: Task) -> dict[str, Any]:
-    """Return a dict that identifies a task on one model, for JSON.
+    """Return a dict that identifies a task on one model, for JSON. `sequences`: the task's tokens and metric for this
+    model.
 
     Keys: tokens (digest), metric (digest and name, with answers as ids), attention, named_positions, counterfactual.
     """
@@ -85,7 +87,8 @@ def _digest_or_none(value: Any) -> str | None:
 def _metric_identity(task: Task, metric: Any) -> str:
     """Return "DIGEST NAME" for a metric: 16 digits of its content digest, and the name of its function or class.
 
-    `metric`: the task's metric, or the metric that it gives for one model. The name is taken from the task's.
+    `task`: the task of the metric. `metric`: the task's metric, or the metric that it gives for one model. The name is
+    taken from the task's.
     """
     name = getattr(task.metric, "__name__", type(task.metric).__name__)
     return f"{content_digest(metric)[:_SHOWN]} {name}"
@@ -110,7 +113,9 @@ class _Contents:
     done: dict[int, tuple[Any, str]]
 
     def digest(self, value: Any) -> str:
-        """Return the SHA-256 of a value, as hex text; for a value inside itself a text that names the depth."""
+        """Return the SHA-256 of a value, as hex text, and store it in `done`; for a value inside itself, return a text
+        that names the depth.
+        """
         if id(value) in self.done:
             return self.done[id(value)][1]
         for depth, outer in enumerate(reversed(self.open)):
@@ -130,7 +135,7 @@ class _Contents:
     def _pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
         """Return the kind of a value, such as "tensor", and its content.
 
-        The content is a list of bytes or of further values to digest.
+        The content is an iterable of bytes and of further values, which `digest` digests in turn.
         """
         if value is None or isinstance(value, bool | np.bool_):
             return "constant", [str(value).encode()]
@@ -159,7 +164,11 @@ class _Contents:
         return self._python_pieces(value)
 
     def _python_pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
-        """Return kind and content of a value, as `_pieces` does, for containers, functions, classes and objects."""
+        """Return the kind of a value, such as "mapping", and its content, for containers, functions, classes and
+        objects.
+
+        The content is an iterable of bytes and of further values to digest.
+        """
         if isinstance(value, Mapping):
             return "mapping", sorted(self.digest([key, item]).encode() for key, item in value.items())
         if isinstance(value, set | frozenset):
@@ -186,7 +195,8 @@ class _Contents:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
-    """Return what identifies a function: name, defaults, closure, code and the globals that it reads.
+    """Return a list of the values that identify a function: name, defaults, closure, code and the globals that it
+    reads.
 
     An installed function gives only its name and closure; a wrapper that checks types gives the wrapped function.
     """
@@ -231,7 +241,9 @@ def _globals_read(function: FunctionType) -> list[Any]:
 
 
 def _of_class(kind: type) -> list[Any]:
-    """Return a list of what identifies a class: for a user's class bases and members, otherwise module and name."""
+    """Return a list of the values that identify a class: for a user's class its name, bases and members, for an
+    installed class its module and name.
+    """
     if _installed(kind.__module__):
         return [kind.__module__, kind.__qualname__]
     pieces: list[Any] = [kind.__qualname__, kind.__bases__]
@@ -247,7 +259,9 @@ def _of_class(kind: type) -> list[Any]:
 
 
 def _of_object(value: Any) -> list[Any]:
-    """Return the list of what identifies an object: the state that pickle would store; if this fails, its type."""
+    """Return a list of the values that identify an object: its type or constructor and the state that pickle would
+    store; only its type if it cannot be pickled.
+    """
     wrapped = getattr(value, "__wrapped__", None)  # the function inside functools.cache
     try:
         stored = value.__reduce_ex__(4)
@@ -261,7 +275,7 @@ def _of_object(value: Any) -> list[Any]:
 
 @cache
 def _installed(module: str | None) -> bool:
-    """Return True if a module belongs to Python, this project or an installed package, whose code does not change.
+    """Return True if a module belongs to Python, this project or an installed package, whose code counts as unchanging.
 
     `module`: dotted name, or None.
     """

@@ -28,8 +28,8 @@ class MetricValue(float):
     >>> round(value.value, 2), round(value.se, 4), len(value.per_sequence)
     (0.11, 0.0019, 8)
 
-    `tls.evaluate` returns it. `a - b` of two values over the same sequences is a paired `Effect`, and raises ValueError
-    for other sequences. The difference from a number is a number.
+    `tls.evaluate(model, task)` returns it for a model and a `tls.Task`. `a - b` of two values over the same sequences
+    is a paired `Effect`, and raises ValueError for other sequences. The difference from a number is a number.
 
     Attributes:
         per_sequence: value of each sequence [sequences].
@@ -49,7 +49,10 @@ class MetricValue(float):
     texts: tuple[str, ...] | None = None
 
     def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> MetricValue:
-        """Return the mean over sequences as a float of this class."""
+        """Return the mean over sequences as a float of this class.
+
+        `per_sequence`: the values whose mean is taken. Further arguments are fields, not used here.
+        """
         return super().__new__(cls, per_sequence.mean())
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -66,7 +69,8 @@ class MetricValue(float):
         return standard_error(self.per_sequence, self.distinct)
 
     def table(self) -> pd.DataFrame:
-        """Return a DataFrame with a row per sequence: `text`, a column per label of the task, and `value`.
+        """Return a DataFrame with a row per sequence and the columns `text` (the prompt, if known), one per label of
+        the task, and `value` (the metric).
 
         `value.table().groupby("condition")["value"].mean()` gives the means by the label `condition`. A label with the
         name `text` replaces the text.
@@ -96,7 +100,13 @@ class MetricValue(float):
 class Effect(float):
     """The mean difference of two values over the same sequences, in the metric's unit: a number with error and p-value.
 
-    `tls.evaluate(model, task) - intact` returns it, as does `tls.tasks.paired_effect(ablated, intact)`.
+        intact = tls.evaluate(model, task)
+        with tls.ablate(model, "L0H3", "output"):  # the head, and the part of it that is removed
+            effect = tls.evaluate(model, task) - intact
+        effect.value, effect.se, effect.pvalue
+
+    `tls.tasks.paired_effect(ablated, intact)` returns the same for two `MetricValue`s. The difference of values on
+    other sequences raises ValueError.
 
     Attributes:
         value: mean difference, in the unit of the metric.
@@ -119,7 +129,9 @@ class Effect(float):
     floor: float = float("nan")
 
     def __new__(cls, value: float, *_: Any, **__: Any) -> Effect:
-        """Return `value` as a float of this class."""
+        """Return `value` (the mean difference) as a float of this class. Further arguments are fields, not used
+        here.
+        """
         return super().__new__(cls, value)
 
     def __str__(self) -> str:
@@ -178,7 +190,7 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
 def row_sums(
     per_sequence: Float64[np.ndarray, "*rows sequences"], distinct: Int[np.ndarray, "sequences"] | None
 ) -> Float64[np.ndarray, "*rows distinct"]:
-    """Return the sum of `per_sequence` over equal sequences, one sum per distinct sequence.
+    """Return sums of `per_sequence` over equal sequences, [..., distinct]: one sum per distinct sequence.
 
     `distinct`: an integer per sequence, the same for equal sequences. None: all differ, and the values are returned.
     """
@@ -192,9 +204,9 @@ def values_of_rows(
 ) -> Float64[np.ndarray, "distinct"]:
     """Return a value per distinct sequence, such that their mean and standard error are those clustered by sequence.
 
-    `distinct`: an integer per sequence, the same for equal sequences; None if all differ. With G distinct of n
-    sequences, a value is the overall mean plus G / n times the sum of the deviations of the equal sequences from this
-    mean.
+    `per_sequence`: value of each sequence. `distinct`: an integer per sequence, the same for equal sequences; None if
+    all differ. With G distinct of n sequences, a value is the overall mean plus G / n times the sum of the deviations
+    of the equal sequences from this mean.
     """
     if distinct is None:
         return per_sequence
@@ -207,9 +219,9 @@ def standard_error(
 ) -> float:
     """Return the standard error of the mean over sequences, where equal sequences are one observation.
 
-    `distinct`: an integer per sequence, the same for equal sequences; None if all differ. With G distinct of n
-    sequences the result is `sqrt(G / (G - 1) sum_g d_g^2) / n`, where d_g is the sum of the deviations from the mean in
-    group g. This is the usual standard error if all differ, and NaN for G = 1.
+    `per_sequence`: value of each sequence. `distinct`: an integer per sequence, the same for equal sequences; None if
+    all differ. With G distinct of n sequences the result is `sqrt(G / (G - 1) sum_g d_g^2) / n`, where d_g is the sum
+    of the deviations from the mean in group g. This is the usual standard error if all differ, and NaN for G = 1.
     """
     values = values_of_rows(per_sequence, distinct)
     return float(scipy.stats.sem(values)) if len(values) > 1 else float("nan")
@@ -245,7 +257,8 @@ def sign_flip_floor(
 
     It is the p of differences with equal signs, because no flip then gives a larger mean. With n differences other than
     0 it is 2 / 2^n if all flips are listed (up to 13 sequences). With 9,999 random flips it is 2 (1 + k) / 10,000, if k
-    of them change no sign. `seed` and `distinct`: as for `sign_flip_p`. NaN where `sign_flip_p` is NaN.
+    of them change no sign. `difference`: paired differences, one per sequence. `seed`: of the random flips. `distinct`:
+    an integer per sequence, the same for equal sequences; None if all differ. NaN where `sign_flip_p` is NaN.
 
     >>> import numpy as np
     >>> sign_flip_floor(np.array([1.0, -2.0, 3.0, 4.0, 5.0, 6.0]), 0)
@@ -263,5 +276,7 @@ def sign_flip_floor(
 
 @cache
 def _floor_of_flips(counted: tuple[bool, ...], seed: int) -> float:
-    """Return `sign_flip_p` of differences that are 1 where `counted` is True and 0 elsewhere."""
+    """Return `sign_flip_p` of differences that are 1 where `counted` is True and 0 elsewhere. `seed`: of the random
+    flips for more than 13 differences.
+    """
     return sign_flip_p(np.array(counted, dtype=np.float64), seed)

@@ -41,8 +41,8 @@ class LogitDifference:
     `tls.logit_difference` makes it. `for_model` turns its answers into token ids.
 
     Attributes:
-        correct, wrong: an answer (token text or id) for all prompts; or a list with one answer, or a list of answers,
-            per prompt.
+        correct, wrong: an answer (token text or id) for all prompts; or a list over prompts, each entry an answer or a
+            list of answers.
     """
 
     correct: Any
@@ -53,9 +53,11 @@ class LogitDifference:
             object.__setattr__(self, side, _by_place(getattr(self, side), side))
 
     def for_model(self, view: AttentionView, prompts: PackedTokens) -> "AnsweredDifference":
-        """Return the metric with its answers as token ids of a model. `prompts`: the tokenised prompts.
+        """Return an `AnsweredDifference`: this metric with its answers as token ids of the model behind `view`.
 
-        Raises ValueError if an answer is not one token of this model, UnsupportedArchitecture for an encoder.
+        `prompts`: the tokenised prompts, for their number and for notes about the space before an answer. Raises
+        ValueError if an answer is not one token of this model or is both correct and wrong, or if the numbers of
+        answers and prompts differ; UnsupportedArchitecture for an encoder.
         """
         require_causal(view, "it predicts no next token; give a tls.Task with a metric on the logits of a masked token")
         n = len(prompts.tokens)
@@ -80,7 +82,7 @@ class LogitDifference:
                 )
 
     def of_prompts(self, rows: list[int]) -> "LogitDifference":
-        """Return the metric with the answers of the prompts whose numbers are in `rows`."""
+        """Return a new metric with the answers of the prompts whose numbers are in `rows`."""
         kept = (
             [given[row] for row in rows] if isinstance(given, list) else given for given in (self.correct, self.wrong)
         )
@@ -119,10 +121,11 @@ class AnsweredDifference:
 
 
 def _by_place(given: Any, side: str) -> Any:
-    """Read answers given by a user. Return one answer (text or id), or a list over prompts.
+    """Read answers given by a user: `correct=` or `wrong=` of `tls.logit_difference`. Return one answer (text or id),
+    or a new list over prompts.
 
     An entry of the list is an answer or a list of answers. `side`: "correct" or "wrong", the name of the argument in
-    messages. Raises TypeError for anything else.
+    messages. Raises TypeError for anything else, and for a value with two readings.
     """
     listed = None if isinstance(given, set | frozenset) else values(given)
     if listed is None:
@@ -146,7 +149,9 @@ def _by_place(given: Any, side: str) -> Any:
 
 
 def _answer(given: Any, where: str) -> str | int:
-    """Return an answer as text or int. Raises TypeError, which names the argument `where`, for another value."""
+    """Return an answer given by a user as text or as an int (token id). Raises TypeError, which names the argument
+    `where`, for another value.
+    """
     value = plain(given)
     if isinstance(value, str):
         return str(value)
@@ -162,11 +167,11 @@ def _answer(given: Any, where: str) -> str | int:
 def _answer_notes(
     view: AttentionView, prompts: PackedTokens, correct: list[list[int]], wrong: list[list[int]]
 ) -> tuple[Note, ...]:
-    """Return notes on answers whose leading space does not fit the end of their prompt.
+    """Return a tuple of notes (name, numbers of the prompts, message) on answers whose leading space does not fit.
 
-    `correct`, `wrong`: ids per prompt. joined_word     The prompt ends in a letter, and an answer lacks the space that
-    begins a new word.
-    space_at_end    The prompt ends in a space, and an answer begins with a space or is another token after a space.
+    `correct`, `wrong`: token ids of the answers of each prompt. A note has one of two names. "joined_word": the prompt
+    ends in a letter, and an answer lacks the space that begins a new word. "space_at_end": the prompt ends in a space,
+    and an answer begins with a space or is another token after a space. () if the model behind `view` has no tokenizer.
     """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     if tokenizer is None:
@@ -217,8 +222,8 @@ def _ends_in_space(tokenizer: Any, token: int) -> bool:
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:
     """Return a list of answer ids for each of `n_prompts` prompts.
 
-    `answers`: one answer for all, or a list per prompt. `side`: "correct" or "wrong". Raises ValueError as `_token_id`,
-    and for an empty list.
+    `answers`: one answer for all, or a list per prompt. `side`: "correct" or "wrong". Raises ValueError for an answer
+    that is not one token of the model behind `view`, and for an empty list.
     """
     if not isinstance(answers, list):
         return [[_token_id(view, answers, side)]] * n_prompts
@@ -239,7 +244,7 @@ def _is_token(tokenizer: Any, text: str) -> bool:
 
 
 def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
-    """Return the token id of an answer (text or id).
+    """Return the token id of an answer (text or id) for the model behind `view`.
 
     Raises ValueError, which begins with `where`, if the answer is not one token of the model.
     """

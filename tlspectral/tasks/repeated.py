@@ -74,7 +74,8 @@ def repeated_sequences(
 
 
 def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Return the caller's sequences `[BOS, r, r]` (a start token, then a segment r twice) as tokens of a model.
+    """Return the caller's sequences `[BOS, r, r]` (a start token, then a segment r twice) as a `PackedTokens` batch
+    (ids and lengths) for the model behind `view`.
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
@@ -106,7 +107,8 @@ class RepeatedSegments:
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences as tokens of a model.
+        """Return the sequences, the given ones or newly drawn ones, as a `PackedTokens` batch (ids and lengths) for the
+        model behind `view`.
 
         Raises ValueError for given sequences of another form, or if no segment of two tokens fits the context.
         """
@@ -119,7 +121,9 @@ class RepeatedSegments:
 
 
 def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
-    """Return prompts as a tensor of ids if each is `[BOS, r, r]` (a token, then a segment r twice); otherwise None."""
+    """Return prompts as one tensor of ids [sequences, pos] if each is `[BOS, r, r]` (a token, then a segment r twice);
+    otherwise None.
+    """
     try:
         tokens = torch.stack([torch.as_tensor(row) for row in prompts])
     except (TypeError, ValueError, RuntimeError):  # text, a tokenizer's batch, rows of unequal length

@@ -200,7 +200,8 @@ class Task:
         return self._of(sorted(chosen), n), self._of(sorted(set(order) - chosen), n)
 
     def _of(self, rows: list[int], n: int) -> Task:
-        """Return the task restricted to some prompts. Raises ValueError if a field has another number of rows than `n`.
+        """Return a copy of the task restricted to some prompts, with their answers, pairs, positions and labels. Raises
+        ValueError if a field has another number of rows than `n`.
 
         `rows`: numbers of the prompts to keep. `n`: number of prompts of the task.
         """
@@ -237,7 +238,7 @@ class Task:
 
 
 def require_metric(metric: Any, what: str = "metric") -> None:
-    """Raise TypeError for a metric that cannot be called with logits, tokens and mask.
+    """Raise TypeError unless `metric` is a function that can be called with logits, tokens and mask.
 
     `what`: name of the metric in the message.
     """
@@ -267,7 +268,11 @@ def _query_key(attention: Any) -> Any:
 
 
 def _contents(prompts: Any) -> list[Any]:
-    """Return for each prompt its text, or its real token ids as a tuple, so that equal prompts compare equal."""
+    """Return a list with the text of each prompt, or its real token ids as a tuple, so that equal prompts compare
+    equal.
+
+    `prompts`: texts, tensors of ids, or a tokenizer's batch.
+    """
     if isinstance(prompts, dict):
         ids = prompts["input_ids"]
         mask = prompts.get("attention_mask", torch.ones_like(ids))
@@ -372,16 +377,19 @@ def language(
 
 
 def _own_ids(prompts: Any) -> Tensor | None:
-    """Return a copy of a tensor of token ids; None for None. Raises TypeError for anything else."""
+    """Return a copy of a tensor of token ids, `prompts=` of the task "induction"; None for None. Raises TypeError for
+    anything else.
+    """
     if prompts is None or isinstance(prompts, Tensor):
         return None if prompts is None else prompts.clone()
     raise TypeError(f"{not_a(prompts, 'repeated sequences')}: give a tensor of token ids [sequences, 1 + 2 L], or None")
 
 
 def _own(given: Any) -> Any:
-    """Return a copy of a tensor or a list; return text, a mapping and None as they are.
+    """Return a copy of prompts or masks that a user gave as a tensor or an iterable (as a list); return text, a mapping
+    and None as they are.
 
-    Raises TypeError for other values.
+    Raises TypeError for other values, such as a model or a table.
     """
     if isinstance(given, Tensor):
         return given.clone()
@@ -445,7 +453,7 @@ def logit_difference(
 
 
 def task_of(task: Any, *, seed: int = 0, n_sequences: int | None = None) -> Task:
-    """Return the `Task` that `task` is or names: "induction" or "language" with defaults.
+    """Return the given `Task`, or the ready task that a text names: "induction" or "language" with defaults.
 
     `seed`: seed of the sequences of "induction". `n_sequences`: number of sequences of the ready task; None for its
     default. Raises ValueError for anything else.

@@ -86,7 +86,9 @@ class TaskSequences(PackedTokens):
         return self.predicted.shape[1]
 
     def predicted_of(self, sequences: slice) -> Positions:
-        """Return the predicted positions of some sequences: a slice, or a tensor [sequences, predicted]."""
+        """Return the predicted positions of the sequences in the slice `sequences`: a slice of positions, or a tensor
+        [sequences, predicted].
+        """
         return self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
@@ -94,12 +96,14 @@ class TaskSequences(PackedTokens):
         return max(1, min(rows_of_pass(view, self.tokens.shape[1]), self._rows_predicted(view)))
 
     def recorded(self, view: AttentionView) -> dict[str, Any]:
-        """Return a dict for the attrs of a table: numbers of sequences in all and per run, hash of tokens, notes."""
+        """Return a dict for the attrs of a table: n_sequences, batch (sequences per run), tokens_sha256, and notes
+        about the prompts.
+        """
         counts = {"n_sequences": len(self.tokens), "batch": self.rows_at_once(view)}
         return {**counts, "tokens_sha256": self.digest, **self.noted}
 
     def _rows_predicted(self, view: AttentionView) -> int:
-        """Return how many sequences one run may have, by the memory of their predicted logits."""
+        """Return how many sequences one run on the model's device may have, by the memory of their predicted logits."""
         return batch_on(view.device).logits // (self.n_predicted * view.d_vocab)
 
     def in_batches(
@@ -107,8 +111,8 @@ class TaskSequences(PackedTokens):
     ) -> Iterator[_Result]:
         """Call `run` with the slice of each batch of sequences, and yield its results.
 
-        A batch has `rows_at_once` sequences. `backward`: True if the run has a backward pass over all layers, which
-        makes batches smaller.
+        `view`: the model, for the memory of its device. A batch has `rows_at_once` sequences. `backward`: True if the
+        run has a backward pass over all layers, which makes batches smaller.
         """
         rows = self.rows_at_once(view)
         if backward:
@@ -136,7 +140,11 @@ class TaskSequences(PackedTokens):
     def _values(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float64[Tensor, "rows"]:
-        """Return the metric's value for each sequence of a slice. Unlike `measured`, allow NaN and infinity."""
+        """Return the metric's value for each sequence of the slice `sequences`, from the logits of these sequences.
+
+        Unlike `measured`, allow NaN and infinity. Raises ValueError unless the metric returns a tensor with one number
+        per sequence.
+        """
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
@@ -175,7 +183,8 @@ class TaskSequences(PackedTokens):
     def gradients(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return the gradient of the sum of the metric over sequences, in the shape of `logits`.
+        """Return the gradient of the sum of the metric over sequences with respect to the logits, in the shape of
+        `logits`, which is not changed.
 
         `logits`: of the sequences in the slice `sequences`. Raises ValueError if the metric has no gradient.
         """
@@ -194,7 +203,8 @@ class TaskSequences(PackedTokens):
 class MetricValues:
     """Collects the metric's values of all sequences while logits come batch by batch, for several copies of the model.
 
-    `copies`: number of copies that one run stacks on the batch axis, such as a model ablated in different ways.
+    `sequences`: the task's sequences, with its metric. `copies`: number of copies that one run stacks on the batch
+    axis, such as a model ablated in different ways.
     """
 
     sequences: TaskSequences
@@ -209,7 +219,8 @@ class MetricValues:
         self.keep(self.read(batch, logits.unflatten(0, (self.copies, -1))))
 
     def read(self, batch: slice, logits: Float[Tensor, "copies rows predicted d_vocab"]) -> Tensor:
-        """Return the metric's values of a batch [copies, rows].
+        """Return the metric's values [copies, rows] of the sequences in the slice `batch`, on the CPU; nothing is
+        stored.
 
         If the metric must see all sequences at once, and the batch has only some, return the logits.
         """
@@ -218,7 +229,9 @@ class MetricValues:
         return torch.stack([self.sequences.measured(copy, batch) for copy in logits]).cpu()
 
     def keep(self, of_batch: Tensor) -> None:
-        """Store what `read` returned for a batch: its values [copies, rows], or its logits. Batches come in order."""
+        """Store `of_batch`, the result of `read` for a batch: its values [copies, rows], or its logits. Batches come in
+        order.
+        """
         self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
@@ -233,7 +246,8 @@ class MetricValues:
 
 
 def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
-    """Tokenise a task for a model. Return its sequences, with pairs, positions, labels and metric that fit together.
+    """Tokenise a task for a model. Return a `TaskSequences`: token ids, counterfactual pairs, positions, labels and
+    metric, checked to fit together.
 
     Raises:
         UnsupportedArchitecture: an encoder with a metric of the next token.
@@ -305,9 +319,10 @@ def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
 
 
 def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedTokens | None:
-    """Return the counterfactual prompts of a task as token ids; None if it has none.
+    """Return the counterfactual prompts of a task as a `PackedTokens` batch (ids and lengths); None if it has none.
 
-    `packed`: the prompts. Raises ValueError if there are more or fewer pairs, or a pair has another number of tokens.
+    `view`: the model. `packed`: the task's own prompts. Raises ValueError if there are more or fewer pairs, or a pair
+    has another number of tokens.
     """
     if task.counterfactual is None:
         return None
@@ -329,7 +344,8 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
 
 
 def _warn_of_early_differences(sequences: TaskSequences) -> None:
-    """Warn about pairs that are equal, and about pairs that differ before every position that the task names.
+    """Warn about pairs of prompt and counterfactual that are equal, and about pairs that differ before every position
+    that the task names. Nothing is returned; `sequences` must have pairs.
 
     A name for the last token is left out, because every useful pair differs before its last token.
     """
@@ -354,7 +370,8 @@ def _warn_of_early_differences(sequences: TaskSequences) -> None:
 
 
 def _require_targets(sequences: TaskSequences) -> None:
-    """Raise ValueError unless the predicted positions are consecutive and end with the last position but one.
+    """Raise ValueError unless the predicted positions of `sequences` are consecutive and end with the last position but
+    one.
 
     `next_token_loss` takes the tokens after these positions as targets.
     """
@@ -370,11 +387,12 @@ def _require_targets(sequences: TaskSequences) -> None:
 
 
 def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: Any) -> Positions:
-    """Return the positions that `predict` selects: a slice if possible, otherwise a tensor [sequences, predicted].
+    """Return the positions that `predict` selects in each prompt: a slice if possible, otherwise a tensor [sequences,
+    predicted].
 
     `lengths`: tokens of each prompt. `width`: the most tokens of a prompt. `predict`: a number, a list, a slice or a
-    tensor, counted within each prompt. If a slice selects fewer positions in one prompt than in another, the last real
-    token fills the row.
+    tensor, counted within each prompt; a function of `width` that returns one of these; or None for all positions. If a
+    slice selects fewer positions in one prompt than in another, the last real token fills the row.
 
     Raises ValueError for a position that a prompt does not have, or no position at all; TypeError for another form.
     """
@@ -398,7 +416,9 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
 
 
 def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValue:
-    """Run the model with its current hooks on all sequences, without gradients; return the `MetricValue`."""
+    """Run the model with its current hooks on all sequences, without gradients; return the `MetricValue` (mean and
+    value per sequence, in the metric's unit). The model's training mode is restored.
+    """
     values = MetricValues(sequences, 1)
 
     def add(batch: slice) -> None:
@@ -413,7 +433,9 @@ def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValu
 def metric_value_from(
     view: AttentionView, sequences: TaskSequences, values: Float64[np.ndarray, "sequences"]
 ) -> MetricValue:
-    """Make a `MetricValue` of a value per sequence, with the labels, hash and texts of the sequences."""
+    """Return a `MetricValue` of `values`, one per sequence, with the labels, hash and texts of the sequences. `view`
+    decodes token ids to text.
+    """
     texts = sequences.given_texts
     if texts is None:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
@@ -424,7 +446,8 @@ def metric_value_from(
 def intact_values(
     view: AttentionView, sequences: TaskSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """Run the model without ablation. Return the run and the metric's value of each sequence.
+    """Run the model on all sequences without ablation. Return the run (an `IntactRun`, which keeps activations for
+    replays) and the metric's value of each sequence.
 
     `layers`: the layers from which the run can be replayed later with other hooks.
     """
@@ -441,8 +464,8 @@ class Replays:
     Attributes:
         layer: the first layer in which these runs differ from the intact run.
         n: number of runs (replays).
-        hooks_of: function of (slice of replays, slice of sequences) that returns hooks. The batch that these hooks see
-            has a copy of the sequences for each replay, one copy after another.
+        hooks_of: function of (slice of replays, slice of sequences) that returns hooks as (hook name, function). The
+            batch that these hooks see has a copy of the sequences for each replay, one copy after another.
     """
 
     layer: int

@@ -28,7 +28,7 @@ class TextRows:
     sequence_length: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the rows as token ids of a model, with their lengths.
+        """Return the rows as a `PackedTokens` batch: token ids for the model behind `view`, with their lengths.
 
         Raises ValueError for text without a tokenizer, ids that the model lacks, and ids that look padded without a
         mask.
