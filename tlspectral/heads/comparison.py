@@ -45,8 +45,11 @@ _WIDTH = 2.0  # standard deviations
 
 
 def _change(family: str, unit: str) -> tuple[Column, ...]:
-    """Return the two columns of a family ("behaviour" or "spectrum"): the column that changed most, and its change in
-    `unit`.
+    """Return two `Column`s (name, unit and meaning of a column of `compare_heads`): `<family>_of` and
+    `<family>_change`.
+
+    `<family>_of` is the column that changed most, `<family>_change` its change. family: "behaviour" or "spectrum".
+    unit: unit of the change, as text.
     """
     return columns(f"""
         {family}_of     | label  | Column of {family} with the largest difference beyond its band and the floor; missing
@@ -56,8 +59,10 @@ def _change(family: str, unit: str) -> tuple[Column, ...]:
 
 
 def _compared(name: str) -> tuple[Column, ...]:
-    """Return the columns that `compare_heads` makes from the head-table column `name`: values, difference and noise
-    band.
+    """Return the `Column`s (name, unit and meaning) that `compare_heads` makes from the head-table column `name`.
+
+    These are `<name>_a`, `<name>_b` (values), `<name>_diff` (b less a) and, for columns with known noise, `<name>_band`
+    (2 standard deviations) and `<name>_outside` (True beyond the band).
     """
     unit = COLUMNS[name].unit
     values = columns(f"""
@@ -248,10 +253,10 @@ def layers_named(layers: list[int]) -> str:
 
 
 def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
-    """Return a dict from column to reason: columns whose meaning a later release changed after only one of the tables
-    was made.
+    """Return a dict from column to reason, as text: columns whose meaning a later release changed after only one of the
+    head tables `a` and `b` was made.
 
-    Each is also warned of, because it is not compared.
+    Such columns are not compared; a warning says so for each.
     """
     older = {side: other_meanings(table) for side, table in (("a", a), ("b", b))}
     reasons = {}
@@ -311,8 +316,8 @@ def _shared_heads(
 
 
 def _lacking(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, str]:
-    """Return a dict from column to reason, such as "no value in a": compared columns that are all NaN in only one
-    table.
+    """Return a dict from column to reason, such as "no value in a": compared columns that are all NaN in only one of
+    the head tables `first` (a) and `second` (b).
     """
     reasons = {}
     for name in COMPARED_COLUMNS:
@@ -337,7 +342,8 @@ def _noise(name: str, first: pd.DataFrame, second: pd.DataFrame) -> tuple[str | 
 def _largest(
     names: list[str], compared: dict[str, Any], count: int
 ) -> tuple[list[str | None], Float64[np.ndarray, " heads"]]:
-    """Return, for each of `count` heads, the name of the column that changed most and its difference (b less a).
+    """Return, for each of `count` heads, the column that changed most and its change: a list of names and an array of
+    differences (b less a).
 
     `names` are the columns to choose from; `compared` has `<name>_diff` and `<name>_outside` for each. Only differences
     beyond the noise band and of at least 0.02 count; without any, the name is None and the difference NaN.
@@ -353,10 +359,10 @@ def _largest(
 
 
 def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
-    """Return a rank for each head: by the better of its ranks in the columns of `ranks`, ties by the worse; 1 is the
-    best.
+    """Return a Series with a rank for each head, 1 the best: by the better of its ranks in the columns of `ranks`, ties
+    by the worse.
 
-    NaN for a head without a rank.
+    `ranks` has a row per head. NaN for a head without a rank.
     """
     last = len(ranks) + 1
     ordered = np.sort(ranks.fillna(last).to_numpy(), axis=1)

@@ -58,8 +58,11 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
     """Return how much the query-key operator and W_V W_O of every head differ between models a and b, as
     `OperatorChanges`.
 
-    Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis (all cosines
-    of embeddings and operators below 0.2); UnsupportedArchitecture or BadWeights if a layer cannot be read.
+    `a` and `b` are an `AttentionView` of a loaded model or `WeightFiles`. The result has `.table` (`layer, head,
+    qk_change, ov_change`), `.likeness` (cosines between the models) and `.outside` (differences that no operator
+    contains). Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis
+    (all cosines of embeddings and operators below 0.2); UnsupportedArchitecture or BadWeights if a layer cannot be
+    read.
     """
     names = f"{a.source['model']} (a) and {b.source['model']} (b)"
     layers = sorted({*a.layers} & {*b.layers})
@@ -95,10 +98,12 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
 def _layer_changes(
     a: "Source", b: "Source", index: int, names: str
 ) -> tuple[dict[str, Float64[np.ndarray, "heads"]], list[str]]:
-    """Return the changes of the heads of layer `index`, and the names of differences that no operator contains.
+    """Return the changes of the heads of layer `index` from model a to model b, and the names of differences that no
+    operator contains.
 
-    The changes are a dict of arrays [heads]: `qk_change`, `qk_cosine`, `ov_change`, `ov_cosine`. `names` names both
-    models in messages.
+    `a` and `b` are an `AttentionView` or `WeightFiles`. The changes are a dict of arrays [heads]: `qk_change`,
+    `qk_cosine`, `ov_change`, `ov_cosine`. `names` names both models in messages. Raises ValueError for layers of
+    different sizes.
     """
     qk, ov, biases = [], [], []
     with raw_layer(a, index, "query-key") as raw_a, raw_layer(b, index, "query-key") as raw_b:
@@ -276,13 +281,13 @@ def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
 
 
 def _apart(a: float, b: float) -> bool:
-    """Return whether two numbers differ by more than 1e-6 of the larger one."""
+    """Return True if `a` and `b` differ by more than 1e-6 of the larger one."""
     return abs(a - b) > _ROUNDING * max(abs(a), abs(b))
 
 
 def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
-    """Return whether the attention outputs of layers a and b have gates (W_gate, b_gate) that differ by more than
-    rounding.
+    """Return True if the attention outputs of layers a and b have gates (W_gate, b_gate) that differ by more than
+    rounding, or only one layer has a gate.
     """
     for of_a, of_b in ((a.w_gate, b.w_gate), (a.b_gate, b.b_gate)):
         if (of_a is None) != (of_b is None):
@@ -308,8 +313,8 @@ def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
 def _embedding_likeness(a: "Source", b: "Source") -> dict[str, float]:
     """Return {"embedding": cosine of the embeddings of models a and b}, each without its mean over the vocabulary.
 
-    The dict is empty where the embeddings cannot be compared: other sizes, models read from files, or an embedding of
-    0.
+    `a` and `b` are an `AttentionView` or `WeightFiles`. The dict is empty where the embeddings cannot be compared:
+    other sizes, models read from files, or an embedding of 0.
     """
     if not (isinstance(a, AttentionView) and isinstance(b, AttentionView)):
         return {}

@@ -130,9 +130,10 @@ def head_history(
 
 
 def _parts(steps: Iterable[_Step], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
-    """Yield a job for each checkpoint, and append its label to `labels`.
+    """Yield a `Job` for each checkpoint in `steps`, and append its label to `labels`.
 
-    `measure` is a function from an open model to the checkpoint's table.
+    A job measures the checkpoint by `measure`, a function from an open model to the checkpoint's table. Raises
+    ValueError for labels that do not rise or that repeat.
     """
     for step in steps:
         labels.append(step.label)

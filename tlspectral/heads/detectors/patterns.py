@@ -20,8 +20,8 @@ def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
 
 
 def _back(nearest: int, farthest: int) -> TokenPattern:
-    """Return a pattern (a function from token ids to marks) for the keys from `nearest` to `farthest` tokens before the
-    query; negative: after it.
+    """Return a pattern (a function from token ids [batch, pos] to marks [batch, query, key]) for the keys from
+    `nearest` to `farthest` tokens before the query; negative: after it.
     """
 
     def marked(tokens: Int[Tensor, "batch pos"]) -> Marked:

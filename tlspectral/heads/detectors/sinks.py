@@ -102,10 +102,10 @@ def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
 
 
 def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int], at_once: int) -> Sinks:
-    """Run the prompts, `at_once` in a batch, and return the attention sinks (`Sinks`) of some layers: keys that most
-    later queries attend to.
+    """Run the prompts `packed`, `at_once` in a batch, and return the attention sinks of `layers` as `Sinks`: keys that
+    most later queries attend to.
 
-    Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
+    `view` is the open model. Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
     """
     layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
     share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}

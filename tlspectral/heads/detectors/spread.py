@@ -30,9 +30,9 @@ Parts = Float64[Tensor, "2 measures batch heads"]
 class Spread:
     """Entropy, distance and start share of the attention of all heads, as sums that grow batch by batch.
 
-    Each measure is a ratio N / D of sums over prompts. `prompts` are the prompts to run. `copies` is the number of
-    prompts equal to each prompt (itself included), which count as one observation; None: all differ. With `sinks`, the
-    measures without attention sinks (`WITHOUT_SINKS`) follow.
+    Each measure is a ratio N / D of sums over prompts. `view` is the open model, `prompts` are the prompts to run.
+    `copies` is the number of prompts equal to each prompt (itself included), which count as one observation; None: all
+    differ. With `sinks`, the measures without attention sinks (`WITHOUT_SINKS`) follow.
     """
 
     def __init__(
@@ -59,8 +59,10 @@ class Spread:
         self._of_batch[layer] = parts
 
     def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
-        """Return a mask of the queries, only in prompts in which enough queries see some key of the layer to judge it
-        as a sink.
+        """Return a mask [sequences, query]: True for queries (real tokens from position 2 on) of prompts that can be
+        judged for attention sinks in layer `layer`.
+
+        A prompt can be judged if enough of its queries see some key.
         """
         assert self.sinks is not None
         return self.queries & self.sinks.prompts(layer)[:, None]
@@ -121,7 +123,9 @@ class Spread:
 
 
 def _distinct(rows: Bool[Tensor, "prompts columns"]) -> list[tuple[Tensor, int]]:
-    """Return each distinct row of a mask and the number of rows equal to it, as a list of pairs."""
+    """Return a list of (row, count): each distinct row of a mask [prompts, columns], and the number of prompts with
+    this row.
+    """
     distinct, times = torch.unique(rows, dim=0, return_counts=True)
     return list(zip(distinct, times.tolist(), strict=True))
 
