@@ -51,10 +51,9 @@ class CheckpointFiles:
         self.file_of = self._tensors()
 
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return a dict from tensor name to (type, shape), read from file headers.
+        """Return a dict from tensor name to (type, shape) for the named `tensors`, read from file headers.
 
-        The type has its name in safetensors, such as "BF16".
-
+        The type has its name in safetensors, such as "BF16". Files of a hub model with these tensors are downloaded.
         Raises BadWeights for a damaged file, or if a file lacks a tensor that the index promises.
         """
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -79,7 +78,9 @@ class CheckpointFiles:
         return found
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
-        """Return a dict from tensor name to tensor as stored, on the CPU, memory-mapped: data are read when used."""
+        """Return a dict from name to tensor for the named `tensors`, as stored, on the CPU, memory-mapped: data are
+        read when used.
+        """
         values: dict[str, Tensor] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:

@@ -146,7 +146,7 @@ class WeightFiles:
         return read_layers(self.n_layers, self.skipped)
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises UnsupportedArchitecture for a skipped layer."""
+        """Return the number of query heads of layer `index`. Raises UnsupportedArchitecture for a skipped layer."""
         for skipped in self.skipped:
             if skipped.layer == index:
                 raise UnsupportedArchitecture(f"layer {index}: {skipped.reason}")
@@ -163,7 +163,11 @@ class WeightFiles:
         return {**self.files.record, **unused, **skipped, "backend": "bridge, layer by layer"}
 
     def origin(self, layers: Iterable[int]) -> dict[str, Any]:
-        """Return the origin of the weights for a table's `attrs`, a dict: `source`, and a hash of each layer."""
+        """Return the origin of the weights for a table's `attrs`: a dict with the entries of `source` (`model`,
+        `revision`, ...) and hashes of `layers`.
+
+        The hashes are `weights_sha256` and `weights_by_layer`, with `n_layers`. Skipped layers have no hash.
+        """
         digests = {index: self.digest(index) for index in layers if index in self.layers}
         return {**self.source, **recorded_weights(digests, self.n_layers)}
 

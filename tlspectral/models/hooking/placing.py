@@ -38,7 +38,10 @@ class HookOfThread:
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
-        """Call the hook and return its result. Raises EditNotHonored in a pass of another thread."""
+        """Call the hook on (`activation`, hook point `hook`) and return its result: an edited activation or None.
+
+        Raises EditNotHonored in a pass of another thread.
+        """
         if get_ident() != self.thread:
             raise EditNotHonored(
                 f"{model_name(self.model)}: in this pass a hook of another thread would act at {hook.name}; {ADVICE}"
@@ -187,14 +190,14 @@ def _known_ids(point: Any) -> set[int]:
 
 
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
-    """Remove hooks that `hooks_on` placed. placed: (name, hook point, handle) of each."""
+    """Remove hooks that `hooks_on` placed from their hook points. placed: (name, hook point, handle) of each."""
     for _, point, handle in placed:
         handle.hook.remove()
         point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook itself, without its wrappers `OfQueries` and `OfRows`."""
+    """Return the function of the user or library in `placed`, without its wrappers `OfQueries` and `OfRows`."""
     while isinstance(placed, OfQueries | OfRows):
         placed = placed.hook
     return placed
@@ -214,7 +217,9 @@ def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
 
 
 def _rows_of(placed: Any) -> OfRows | None:
-    """Return the `OfRows` wrapper of a placed hook; None for a hook on all rows."""
+    """Return the `OfRows` wrapper (a hook that acts on some rows of the batch only) in a placed hook; None for a hook
+    on all rows.
+    """
     placed = getattr(placed, "placed", placed)
     placed = placed.hook if isinstance(placed, OfQueries) else placed
     return placed if isinstance(placed, OfRows) else None

@@ -41,6 +41,6 @@ class OfRows:
         return whole
 
     def apart_from(self, other: Any) -> bool:
-        """Return True if another hook (any object) is an `OfRows` whose rows do not overlap with this one's."""
+        """Return True if `other`, a hook or any object, is an `OfRows` whose rows do not overlap with this one's."""
         own = self.rows
         return isinstance(other, OfRows) and (other.rows.stop <= own.start or own.stop <= other.rows.start)

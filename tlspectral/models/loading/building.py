@@ -53,10 +53,11 @@ def build_model(
 
 
 def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
-    """Return a raw TransformerBridge around a Hugging Face model, whose submodules are replaced in place.
+    """Return a raw TransformerBridge around the Hugging Face model `pretrained`.
 
-    tokenizer: its tokenizer, or None. name: its name. Raises UnsupportedArchitecture if TransformerLens has no bridge
-    for the model's class, or the bridge cannot hold the model.
+    The weights are not copied: the bridge holds `pretrained`, whose submodules are replaced in place. tokenizer: its
+    tokenizer, or None. name: its name. Raises UnsupportedArchitecture if TransformerLens has no bridge for the model's
+    class, or the bridge cannot hold the model.
     """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 

@@ -89,7 +89,7 @@ def from_files(load: Callable[..., Any], source: Source, folder: Path, **options
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file as a dict. Raises BadWeights if the file does not hold one."""
+    """Return the JSON object in the file `path` as a dict. Raises BadWeights if the file does not hold one."""
     with refusing(f"{path} is no JSON; fetch it again"):
         value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
@@ -98,7 +98,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Raise BadWeights if config.json or generation_config.json is not JSON, or asks for too many layers or heads."""
+    """Raise BadWeights if config.json or generation_config.json in `folder` is not JSON, or asks for too many layers or
+    heads.
+    """
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.is_file():
             check_counts(read_json(path), str(path))

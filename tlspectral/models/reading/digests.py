@@ -22,7 +22,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest_of(values: Iterable[Tensor | None]) -> str:
-    """Return the SHA-256 (hex) of the stored bytes of tensors, in order; None is skipped."""
+    """Return the SHA-256 (hex) of the stored bytes of the tensors `values`, in order; None is skipped."""
     digest = hashlib.sha256()
     for value in values:
         if value is not None:
@@ -32,7 +32,9 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
 
 
 def digest_of_named(values: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 (hex) of named tensors, sorted by name: name, shape, type and bytes of each."""
+    """Return the SHA-256 (hex) of `values`, a dict from name to tensor, sorted by name: name, shape, type and bytes of
+    each.
+    """
     digest = hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -47,7 +49,9 @@ def stored_bytes(value: Tensor) -> Any:
 
 
 def _pieces(value: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows each."""
+    """Yield the tensor `value` in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows
+    each.
+    """
     if value.ndim < 2 or (value.is_contiguous() and value.device.type == "cpu"):
         yield value
         return
@@ -118,14 +122,14 @@ def kept_digest(
 
 
 def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
-    """Return True if a weight's earlier and present state are equal, or if both are None."""
+    """Return True if a weight's earlier state `then` and present state `now` are equal, or if both are None."""
     return then is now if then is None or now is None else then.same(now)
 
 
 def _seen(value: Tensor, sums: Sums) -> _Seen:
-    """Return the present state of a tensor as a `_Seen`, for comparison with an earlier one.
+    """Return the present state of the tensor `value` as a `_Seen`, for comparison with an earlier one.
 
-    sums: from address and form of tensors to sums of their bits; this tensor's sums are added.
+    sums: a dict from address and form of tensors to sums of their bits; this tensor's sums are added to it.
     """
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))

@@ -116,7 +116,9 @@ class AttentionView:
 
     @property
     def skipped(self) -> list[SkippedLayer]:
-        """Layers whose heads cannot be read, such as the state-space layers of a hybrid model."""
+        """Layers whose heads cannot be read, such as the state-space layers of a hybrid model: a list of `SkippedLayer`
+        (layer, kind, reason).
+        """
         return self._found[0]
 
     @cached_property
@@ -169,7 +171,8 @@ class AttentionView:
         return int(next((token for token in ids if token is not None), 0))
 
     def raw(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as a `RawAttention`, as the model holds them.
+        """Return the parameters of layer `index` as a `RawAttention` (`.w_q`, `.b_q`, `.norm`, ...): tensors of the
+        model or views of them, not folded.
 
         For a model with learnable rotary positions, the rotary geometry comes from its method `spectral_geometry`.
         Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read.
@@ -178,7 +181,11 @@ class AttentionView:
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def _stored(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as stored, from memory if `measured` is open."""
+        """Return the parameters of layer `index` as stored, a `RawAttention`; from `kept` if `measured` is open and has
+        read the layer before.
+
+        Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read.
+        """
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
         if self.kept is None:
@@ -189,14 +196,16 @@ class AttentionView:
         return self.kept[key]
 
     def layer(self, index: int) -> AttentionLayer:
-        """Return the query and key weights of one layer as an `AttentionLayer`: norms folded in, float64 on the CPU.
+        """Return the query and key weights of layer `index` as an `AttentionLayer`: copies in float64 on the CPU, norms
+        folded in.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_attention(self.raw(index), index)
 
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-        """Return W_Q, W_K and the rotary geometry of some heads of a layer, with gradients to the model's parameters.
+        """Return a `LiveFactors` of some heads of a layer: `.w_q`, `.w_k` (with gradients to the model's parameters)
+        and `.rotary`, the rotary geometry.
 
         index: the layer. heads: None for all. folded: True folds norms in. Raises BadHead if the layer does not exist;
         UnsupportedArchitecture if it cannot be read, or only as a copy without gradients.
@@ -227,14 +236,15 @@ class AttentionView:
             )
 
     def output(self, index: int) -> OutputFactors:
-        """Return the value and output weights of one layer as `OutputFactors`: norms folded in, float64 on the CPU.
+        """Return the value and output weights of layer `index` as `OutputFactors`: copies in float64 on the CPU, norms
+        folded in.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_output(self.raw(index), index)
 
     def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
-        """Return (b_O, norm after the attention, factor on what the layer adds) of a layer.
+        """Return (b_O, norm after the attention, factor on what the layer adds) of layer `index`.
 
         b_O: bias after W_O, None without one. Raises BadHead if the layer does not exist, UnsupportedArchitecture for
         an unsupported norm.
@@ -243,9 +253,8 @@ class AttentionView:
         return self.reader.read_output(self.model, index)
 
     def mlp_input(self, index: int) -> MlpInput | None:
-        """Return, as `MlpInput`, the hook point (full name) of a layer's MLP input and the norm before it; or None.
-
-        None: the layer has no MLP.
+        """Return, as `MlpInput`, the hook point (`.point`, full name) of the MLP input of layer `index` and the norm
+        before it (`.norm`); None without an MLP.
 
         Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
         """
@@ -256,12 +265,14 @@ class AttentionView:
         return MlpInput(f"{name}.{point}", norm)
 
     def attention_factor(self, index: int) -> float:
-        """Return the factor from the activation at `attention_out` to what the layer adds; 1 except in Falcon-H1."""
+        """Return the factor from the activation at `attention_out` to what layer `index` adds to the stream; 1 except
+        in Falcon-H1.
+        """
         wrapped = getattr(self.blocks[index].module, "original_component", None)
         return float(getattr(wrapped, "attn_out_multiplier", 1.0))
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises BadHead if the layer does not exist."""
+        """Return the number of query heads of layer `index`. Raises BadHead if the layer does not exist."""
         known = self.__dict__.get("_found")  # one layer alone is read where not all have been
         return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
@@ -278,7 +289,9 @@ class AttentionView:
         return rotary
 
     def writes_more(self, index: int) -> bool:
-        """Return True if a layer has a writer besides heads and MLP: mixer (`"L2MIX"`) or MLP without hook point."""
+        """Return True if layer `index` has a writer besides heads and MLP: a mixer (`"L2MIX"`) or an MLP without hook
+        point.
+        """
         return writes_more(self.blocks[index].module)
 
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
@@ -311,7 +324,9 @@ class AttentionView:
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return a dict from what a hook point of a layer shows ("query") to its name ("blocks.0.attn.hook_q")."""
+        """Return a dict from what a hook point of layer `index` shows ("residual", "query", "z", "pattern", ...) to its
+        name ("blocks.0.attn.hook_q").
+        """
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
@@ -329,7 +344,7 @@ class AttentionView:
         return w_e
 
     def unembedding(self) -> tuple[Tensor, Normalization]:
-        """Return W_U [d_model, d_vocab] as stored, and the norm before it.
+        """Return W_U [d_model, d_vocab] as stored, and the norm before it as a `Normalization`.
 
         Raises UnsupportedArchitecture for an encoder.
         """
@@ -381,7 +396,8 @@ class AttentionView:
         return kept_digest(self.model, "ends", ends.values(), make, self.sums)
 
     def layer_digest(self, index: int) -> str:
-        """Return the two SHA-256 (hex) of a layer, joined: of its query and key weights as stored, then of W_V and W_O.
+        """Return the two SHA-256 (hex) of layer `index`, joined: of its query and key weights as stored, then of W_V
+        and W_O.
 
         Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read, BadWeights for a
         weight on the meta device.
@@ -392,7 +408,8 @@ class AttentionView:
         )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
-        """Return the origin of the model for a table's `attrs`, a dict: `source`, and hashes of weights by layer.
+        """Return the origin of the model for a table's `attrs`: a dict with the entries of `source` (`model`,
+        `revision`, ...) and hashes of weights by layer.
 
         A layer's hash covers its attention weights, input norm, embedding, unembedding and final norm, as stored.
         Skipped layers have no hash, and neither has a model from which no head table can be made.
@@ -527,7 +544,7 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield an embedding in float64 in chunks along its vocabulary axis; it is never copied whole.
+    """Yield the embedding `weight` in float64 in chunks along its vocabulary axis; it is never copied whole.
 
     axis: the vocabulary axis. size: tokens of a chunk. The chunks are on the embedding's device if it has float64, else
     on the CPU, where products of a large vocabulary take minutes on one thread.
@@ -537,7 +554,7 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 
 
 def require_causal(view: AttentionView, why: str) -> None:
-    """Raise UnsupportedArchitecture if the model of a view is an encoder. why: the reason, the end of the message."""
+    """Raise UnsupportedArchitecture if the model in `view` is an encoder. why: the reason, the end of the message."""
     if not view.causal:
         raise UnsupportedArchitecture(
             f"{view.source['model']} is an encoder, in which tokens also see later tokens; a decoder is needed here: "

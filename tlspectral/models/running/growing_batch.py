@@ -40,7 +40,8 @@ class BlockArguments:
         return cls(len(stream), _shapes(further))
 
     def cut(self, arguments: Any, rows: int, alive: int, where: str) -> Any:
-        """Return a layer's arguments (without the stream) of a pass with `rows` rows, cut to the first `alive` rows.
+        """Return the arguments of a layer (without the stream) of a pass with `rows` rows, cut to the first `alive`
+        rows; a copy with views of the tensors.
 
         where: name of the layer, for messages. Raises UnsupportedArchitecture if the arguments have another form than
         `shapes`.
@@ -190,9 +191,9 @@ def growing_batch(
 ) -> GrowingBatch:
     """Return the batch in which copies of n sequences join at these layers, as a `GrowingBatch`.
 
-    layers: one per copy, in ascending order. arguments: from layer to the shapes of its other arguments. All copies
-    join at the first of these layers unless the axis that counts rows is known for every layer between. It is not known
-    after a pass with the same number of rows.
+    view: the model. layers: one per copy, in ascending order. arguments: from layer to the shapes of its other
+    arguments. All copies join at the first of these layers unless the axis that counts rows is known for every layer
+    between. It is not known after a pass with the same number of rows.
     """
     known = all(
         layer in arguments and arguments[layer].rows != n * len(layers) for layer in range(layers[0], layers[-1])

@@ -33,7 +33,8 @@ LAST = slice(-1, None)
 
 
 def require_gradients(view: AttentionView, what: str) -> None:
-    """Raise ValueError if PyTorch records no gradients (torch.inference_mode).
+    """Raise ValueError if PyTorch records no gradients (torch.inference_mode), or if the model in `view` was loaded
+    without them.
 
     what: name of the call that needs gradients, the beginning of the message.
     """
@@ -148,7 +149,7 @@ class IntactRun:
 
 
 def begins_whole(view: AttentionView) -> bool:
-    """Return True if later layers need more of earlier layers than a residual stream.
+    """Return True if later layers of the model in `view` need more of earlier layers than a residual stream.
 
     They need keys (Gemma 3n and 4), keys picked by an indexer (GLM 5), or several streams (Gemma 3n).
     """
@@ -167,7 +168,8 @@ def intact_run(
     batch: int,
     reduce: Callable[[slice, Tensor], None],
 ) -> IntactRun:
-    """Run the model once, without gradients; return an `IntactRun` with the streams that enter some layers.
+    """Run the model in `view` once, without gradients; return an `IntactRun` with the streams that enter some layers
+    (`.entering`).
 
     tokens: the sequences. predicted: positions whose logits are wanted. layers: whose input is stored. batch: sequences
     per pass. reduce: called for each batch with the slice of its sequences and the logits [batch, predicted, d_vocab].
@@ -224,9 +226,11 @@ def intact_run(
 def logits_at(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a whole forward pass at some positions; other positions are not unembedded.
+    """Run the model in `view` on `tokens` and return its logits at the positions `predicted`; other positions are not
+    unembedded.
 
-    Hooks on the unembedding see only these positions. The caller decides whether gradients are recorded.
+    predicted: a slice of positions, or a tensor of positions [batch, predicted]. Hooks on the unembedding see only
+    these positions. The caller decides whether gradients are recorded.
     """
     return _logits(view, tokens, predicted, partial(at, predicted=predicted))
 
@@ -234,7 +238,7 @@ def logits_at(
 def _logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions, chosen: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a forward pass at the positions `predicted`.
+    """Run the model in `view` on `tokens` and return its logits at the positions `predicted`.
 
     chosen: function that selects these positions from the unembedding's input [batch, pos, d_model]. The caller decides
     whether gradients are recorded.
@@ -247,7 +251,8 @@ def _logits(
 
 @uninterrupted
 def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) -> Iterator[list[bool]]:
-    """Let passes in the `with` block unembed only what `chosen` selects from the last stream [batch, pos, d_model].
+    """Let passes of the model in `view` unembed only what `chosen` selects from the last stream [batch, pos, d_model],
+    until the `with` block ends.
 
     This works if the model uses its unembedding module. Yields a list that is not empty once a pass has done so.
     """
@@ -333,7 +338,8 @@ _ABSENT = object()
 
 @uninterrupted
 def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of one object until the `with` block ends. Several such blocks may end in any order.
+    """Replace methods of the object `owner` until the `with` block ends; then the old ones are back. Several such
+    blocks may end in any order.
 
     methods: from name to the new method.
     """
@@ -365,7 +371,8 @@ def _put_back(owner: Any, replacement: _Replacement) -> None:
 def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
-    """Return logits of the last token of each row from a plain pass under hooks, without gradients and without a cache.
+    """Run the model in `view` on `tokens` under hooks and return the logits of the last token of each row, without
+    gradients and without a cache.
 
     hooks: pairs of hook point name and function.
     """

@@ -82,7 +82,7 @@ class MlpReads:
         )
 
     def _scaled(self, normalized: Tensor) -> Tensor:
-        """Return a normalised stream times the norm's gain, if there is one."""
+        """Return the stream `normalized` times the norm's gain, if there is one."""
         gain = self.norm.gain
         return normalized if gain is None else normalized * gain.to(normalized.dtype).to(normalized.device)
 
@@ -96,7 +96,8 @@ class MlpReads:
 
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
-    """Return how the MLP of a layer gets its input, as `MlpReads`; None without an MLP. index: the layer.
+    """Return how the MLP of layer `index` of the model in `view` gets its input, as `MlpReads` (`.reads`, `.norm`,
+    `.point`); None without an MLP.
 
     Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
     """
