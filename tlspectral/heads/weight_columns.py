@@ -139,10 +139,10 @@ def operator_norms(
 
 
 def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
-    """Join the measured groups of heads that share keys, in the order of the layer, and return only the rows of
-    `heads`.
+    """Join measured groups of heads of one layer, and return a new `MeasuredHeads` with only the heads `heads`.
 
-    `heads` are numbers within the layer. The result has the columns `layer` and `head`, too.
+    `groups` are the groups of heads that share keys, in the order of the layer. `heads` are numbers within the layer.
+    The result has the columns `layer` and `head`, too.
     """
     first, rows = groups[0], list(heads)
     columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in first.columns}

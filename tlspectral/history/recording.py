@@ -260,11 +260,11 @@ def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[LayerHead, 
 
 
 def _joined(steps: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
-    """Join the tables of all checkpoints into a `HeadHistory`. `steps` has, by label, one table with all tables of the
-    checkpoint.
+    """Join the tables of all checkpoints into a new `HeadHistory` (`.heads`, `.summary`, `.composition`, `.positional`,
+    `.frequencies`).
 
-    Attrs that are equal at all steps are kept once, other attrs by step in `attrs["checkpoints"]`. `seed` is that of
-    the simulated medians.
+    `steps` has, by label, one table with all tables of the checkpoint. Attrs that are equal at all steps are kept once,
+    other attrs by step in `attrs["checkpoints"]`. `seed` is the seed of the simulated medians.
     """
     tables = {label: unbundled(table) for label, table in steps.items()}
     facts = {

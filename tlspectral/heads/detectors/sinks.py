@@ -35,9 +35,10 @@ class Sinks:
     """How much attention each key of some prompts gets in some layers, and which keys are sinks.
 
     Attributes:
-        share: by layer, mean attention that each key gets from the queries that judge it; 0 without such queries.
-        n_seen: by layer, mean number of keys that these queries see.
-        decided: by layer, True for keys with enough such queries.
+        share: from layer to a tensor [prompts, pos]: mean attention that each key gets from the queries that judge it;
+            0 without such queries.
+        n_seen: from layer to a tensor [prompts, pos]: mean number of keys that these queries see.
+        decided: from layer to a mask: True for keys with enough such queries.
         n_keys: number of keys in all prompts together, without padding.
         least: the least share of a sink. `dataclasses.replace(sinks, least=.1)` gives the sinks at another value.
     """
@@ -85,9 +86,9 @@ class Sinks:
 
 
 def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
-    """Return whether the argument `sinks` of a public function is "found".
+    """Return True if `sinks`, an argument of a public function, is "found", False if it is None.
 
-    Raises ValueError for another value except None, or if `sink` (keep the first token) is also True.
+    Raises ValueError for another value, or for "found" if `sink` (keep the first token) is True.
     """
     if not (sinks is None or (isinstance(sinks, str) and sinks == "found")):
         raise ValueError(

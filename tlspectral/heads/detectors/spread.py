@@ -49,8 +49,10 @@ class Spread:
         self._sums: dict[int, Tensor] = {}  # by layer, [N, D, then N N, N D, D D times copies; measures; heads]
 
     def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], rows: slice) -> None:
-        """Compute the measures (numerators and denominators of ratios) of one layer for the prompts in `rows`, from its
-        attention `pattern`, and keep them.
+        """Compute the measures of layer `layer` for the prompts in `rows` from its attention `pattern`, and store them
+        until `end_batch`.
+
+        A measure is a numerator and a denominator for each prompt and head. Nothing is returned.
         """
         parts = _parts(pattern, self.queries[rows])
         if self.sinks is not None:
@@ -139,7 +141,8 @@ def _ratios(parts: list[Float64[Tensor, "2 measures batch heads"]]) -> list[floa
 
 
 def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]) -> Parts:
-    """Return numerator and denominator of the six `MEASURES` for each prompt and head.
+    """Return a tensor [2, measures, batch, heads]: numerator and denominator of the six `MEASURES` for each prompt and
+    head.
 
     These are entropy, distance and start share of the attention, entropy and distance without the first token, and the
     share of rows that count for these. `pattern` is the attention of a layer; `counted` marks the queries that count.
@@ -165,7 +168,8 @@ def _parts_without(
     counted: Bool[Tensor, "batch query"],
     left_out: Bool[Tensor, "batch key"],
 ) -> Parts:
-    """Return numerator and denominator of the four measures `WITHOUT_SINKS` for each prompt and head.
+    """Return a tensor [2, measures, batch, heads]: numerator and denominator of the four measures `WITHOUT_SINKS` for
+    each prompt and head.
 
     These are the attention to the sinks, entropy and distance without them, and the share of rows that count for these.
     `left_out` marks the sinks, `counted` the queries that count; `pattern` is the attention of a layer.

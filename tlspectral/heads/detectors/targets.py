@@ -26,7 +26,8 @@ Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: bool) -> Weights:
-    """Return the weights of the keys, [batch, query, key], for the prompts in `rows`; 0 outside of their tokens.
+    """Return the weights of the keys, [batch, query, key], for the sequences `rows` of `prompts`; 0 outside of their
+    tokens.
 
     `pattern` is a name such as "induction", a matrix, or a function of token ids. Named patterns skip queries 0 and 1:
     the first has no choice, and the key before the second is the first token, to which many heads attend by default.

@@ -99,7 +99,10 @@ def qk_penalty(
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context that switches mixed precision off on `device`; with it the products would have three digits."""
+    """Return a context manager that switches mixed precision off on `device` until the `with` block ends.
+
+    With mixed precision the products would have three digits.
+    """
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -168,12 +168,16 @@ def _allowed(
 
 
 def _centred_rows(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Return the scores less the mean of each query's row over the entries that `allowed` marks."""
+    """Return a copy of the scores [batch, heads, query, key] less the mean of each query's row over the entries that
+    the mask `allowed` marks.
+    """
     unmasked = torch.where(allowed, scores, 0.0)
     return unmasked - unmasked.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True)
 
 
 def _row_variance(scores: Tensor, allowed: Tensor) -> Float64[Tensor, "heads"]:
-    """Return the variance of each head's scores within a query's row, over the entries that `allowed` marks."""
+    """Return the variance of each head's scores [batch, heads, query, key] within a query's row, over the entries that
+    the mask `allowed` marks.
+    """
     centred = torch.where(allowed, _centred_rows(scores, allowed), 0.0)
     return centred.square().sum((0, 2, 3)) / allowed.sum((0, 2, 3))

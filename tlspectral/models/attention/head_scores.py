@@ -198,9 +198,9 @@ def _run_side(
 ) -> ScoreSide:
     """Return the queries or the keys of some heads in a run as a `ScoreSide`.
 
-    captured: queries or keys of all heads.
+    captured: queries or keys of all heads, before norm and rotation.
     places: indices of the heads in `captured`. heads: their indices in `bias` and in the gains of `norm`.
-    bias, norm: of all heads of the layer.
+    bias, norm: of all heads of the layer; norm is None without a query/key norm.
     rotation: cos and sin of these heads, None without rotary positions.
     select: function that takes heads from a tensor [batch, pos, heads, ...].
     queries: True applies gain and phase of learnable rotary positions.

@@ -140,7 +140,10 @@ def _hold_attention(adapter: Any, name: str) -> None:
 
 
 def _register_gemma3n_text() -> None:
-    """Register an adapter for Gemma 3n as a model of text; TransformerLens' own needs the package timm for images."""
+    """Register an architecture adapter in TransformerLens, by which Gemma 3n is bridged as a model of text.
+
+    TransformerLens' own adapter needs the package timm for images.
+    """
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory as Factory
     from transformer_lens.model_bridge.supported_architectures.gemma3n import Gemma3nArchitectureAdapter as Whole
 

@@ -60,7 +60,8 @@ PACKAGED = {
 
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
-    """Return the `Source` of a model's name or path, without opening the model.
+    """Return the `Source` (`.kind`, `.location`, `.revision`, `.record`) of a model's name or path, without opening the
+    model.
 
     revision: branch, tag or commit on the hub. checkpoint: training step. Raises ValueError or FileNotFoundError for a
     name, revision or checkpoint that does not fit, ImportError for a demo model that is not installed.

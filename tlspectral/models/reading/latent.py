@@ -203,7 +203,9 @@ def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], la
 
 
 def weight_by_head(weight: Float[Tensor, "rows width"], heads: int) -> Float[Tensor, "heads width d_head"]:
-    """Return the weight of a projection by head, transposed so that rows multiply it from the left. heads: how many."""
+    """Return the weight of a projection by head, as a view, transposed so that rows multiply it from the left. heads:
+    number of heads.
+    """
     return rearrange(weight, "(head d_head) width -> head width d_head", head=heads)
 
 
@@ -234,7 +236,9 @@ def adjacent_pairs(wrapped: Any) -> bool:
 
 
 def complex_tables(module: Any, n_positions: int) -> tuple[Tensor, Tensor]:
-    """Return (cos, sin), each [n_positions, pairs], scaled, of a rotary module that computes complex numbers."""
+    """Return (cos, sin), each [n_positions, pairs], scaled, of `module`, a rotary module of transformers that computes
+    complex numbers.
+    """
     # In the type that the module computes in.
     angles = torch.arange(n_positions, device=module.inv_freq.device)[:, None].float() * module.inv_freq.float()
     return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling

@@ -99,7 +99,8 @@ class LayerSettings:
 class RawAttention(LayerSettings):
     """The parameters of an attention layer as the model holds them, before any folding.
 
-    Order of axes as in TransformerLens: `q = x @ W_Q + b_Q`.
+    Order of axes as in TransformerLens: `q = x @ W_Q + b_Q`. It also has the fields of `LayerSettings`: norms, score
+    scale, softcap, ALiBi, rotary geometry.
 
     w_q, w_k, w_v: [heads or kv_heads, d_model, d_head]; [heads, rank, columns] if they read a latent.
     w_o: [heads, d_head, d_model].
@@ -148,7 +149,7 @@ class AttentionLayer(LayerSettings):
 
     n is the normalised residual stream without gain and bias. For LayerNorm both weights are centred, so `W_Q W_K^T` is
     C M C, with C the projection that removes the mean ("Fingerprint, Not Blueprint", section 3). Keys are stored once
-    per key/value head.
+    per key/value head. It also has the fields of `LayerSettings`: norms, score scale, softcap, ALiBi, rotary geometry.
 
     layer: number of the layer.
     w_q, b_q: W_Q and b_Q of each query head.
@@ -203,7 +204,7 @@ class AttentionLayer(LayerSettings):
         return "exact" if self.q_norm is None else "up_to_token_scale"
 
     def kv_head(self, head: int) -> int:
-        """Return the index of the key/value head that a query head reads."""
+        """Return the index of the key/value head that the query head `head` reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def operator_factors(

@@ -135,7 +135,7 @@ class AttentionView:
     def hook_points(self) -> dict[str, Any]:
         """The hook points of the model, a dict from name to module.
 
-        A bridge collects it anew at every request; this is kept.
+        A bridge collects the dict anew at every request; here it is collected once.
         """
         return self.model.hook_dict
 
@@ -159,7 +159,9 @@ class AttentionView:
 
     @cached_property
     def layers(self) -> list[int]:
-        """Indices of the layers whose heads can be read. Raises UnsupportedArchitecture if there are none."""
+        """Indices of the layers whose heads can be read, a sorted list. Raises UnsupportedArchitecture if there are
+        none.
+        """
         return read_layers(self.n_layers, self.skipped)
 
     @property
@@ -440,7 +442,9 @@ class AttentionView:
         }
 
     def position_embedding(self) -> Tensor | None:
-        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None for other models."""
+        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, a view of the model's tensor; None
+        for other models.
+        """
         if self.model.cfg.positional_embedding_type != "standard":
             return None
         return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0

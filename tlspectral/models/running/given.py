@@ -87,7 +87,7 @@ def _names_heads(prompts: Any) -> bool:
 
 
 def n_prompts_of(prompts: Any) -> int | None:
-    """Return the number of prompts; None if only the model determines it (a task).
+    """Return the number of prompts in `prompts`; None if only the model determines it (a task).
 
     prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
     """
@@ -96,7 +96,7 @@ def n_prompts_of(prompts: Any) -> int | None:
 
 
 def chosen_prompts(prompts: Any, rows: list[int]) -> Any:
-    """Return the prompts at the indices `rows`, in the form in which `prompts` is.
+    """Return the prompts at the indices `rows`, in the form in which `prompts` is; `prompts` stays unchanged.
 
     prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
     """

@@ -139,7 +139,7 @@ class GrowingBatch:
         return len(self.layers) * self.n
 
     def alive(self, layer: int) -> int:
-        """Return how many rows a layer computes, counted from the first row of the batch."""
+        """Return how many rows of the batch the layer `layer` computes, counted from the first row."""
         return self.n * bisect_right(self.layers, layer)
 
     def of_copies(self, by_copies: Iterable[tuple[slice, list[Hook]]]) -> list[Hook]:

@@ -65,10 +65,12 @@ class Prefill:
     def last_logits(
         self, suffixes: Int[Tensor, "suffixes pos"], hooks: Iterable[Hook] = ()
     ) -> Float[Tensor, "rows d_vocab"]:
-        """Return logits of the last token of every prompt followed by every suffix, without gradients.
+        """Run the cached prompts, each followed by every suffix, and return the logits of the last token, without
+        gradients.
 
-        The row is `prompt * len(suffixes) + suffix`. hooks: pairs of hook point name and function. They see only
-        positions of the suffix, but patterns and scores have a column for every key that the layer keeps.
+        suffixes: token ids of suffixes of one length. The row of the result is `prompt * len(suffixes) + suffix`.
+        hooks: pairs of hook point name and function. They see only positions of the suffix, but patterns and scores
+        have a column for every key that the layer keeps.
         """
         tokens = suffixes.repeat(len(self.tokens), 1)
         with _cached_pass(self.view, hooks):
@@ -78,7 +80,8 @@ class Prefill:
     def logits(
         self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], alive: Sequence[int] | None = None
     ) -> Float[Tensor, "rows unembedded d_vocab"]:
-        """Return logits of `tokens`, each row of which continues one cached prompt.
+        """Run `tokens`, each row of which continues one cached prompt, and return the logits of the unembedded
+        positions.
 
         prompts: for each row, the index of its prompt. alive: for each layer, how many rows it computes, counted from
         the first; default: all. The caller opens the contexts of the pass: hooks, evaluation mode, and which positions

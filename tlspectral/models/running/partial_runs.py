@@ -113,7 +113,8 @@ class IntactRun:
             return logits_at(self.view, tokens, predicted)
 
     def begun(self, layer: int, sequences: slice) -> AbstractContextManager[None]:
-        """Let passes over some sequences begin at a layer, from its stored stream, until the `with` block ends.
+        """Return a context manager: passes over some sequences in its `with` block begin at a layer, from its stored
+        stream.
 
         layer: the first layer that runs; 0 is used if the model cannot begin later. sequences: a slice of the stored
         sequences.
@@ -288,7 +289,8 @@ def _handed_on(companions: int, *arguments: Any, **named: Any) -> Any:
 def noting_arguments(
     blocks: Sequence[Block], noted: dict[int, BlockArguments], layers: Iterable[int]
 ) -> AbstractContextManager[None]:
-    """Store the shapes of some layers' arguments in the dict `noted`, in the first pass inside the `with` block.
+    """Return a context manager: in the first pass in its `with` block, the shapes of some layers' arguments are stored
+    in the dict `noted`.
 
     blocks: all layers of the model. noted: from layer to the shapes. layers: numbers of the layers.
     """
@@ -303,7 +305,7 @@ def noting_arguments(
 
 @uninterrupted
 def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]]) -> Iterator[None]:
-    """Place PyTorch hooks on modules until the `with` block ends.
+    """Place PyTorch hooks on modules until the `with` block ends; then they are removed.
 
     placing: pairs of a register method, such as `module.register_forward_hook`, and the hook.
     """
