@@ -162,10 +162,10 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
 
 
 def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChanges | None) -> pd.DataFrame:
-    """Return the table of `compare_heads`, made from the head tables `a` and `b`.
+    """Return the table of `compare_heads`, a new DataFrame with a row per head, made from the head tables `a` and `b`.
 
     `operators` adds the columns `qk_change` and `ov_change`, by which the rows are then sorted; None: only tables are
-    known.
+    known. Raises ValueError for tables that cannot be compared.
     """
     first, second = _checked(a, "a"), _checked(b, "b")
     first, second, alone = _shared_heads(first, second, a, b)
@@ -229,9 +229,9 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
 
 
 def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
-    """Warn of layers whose weights differ although none of their heads has a `change_rank` in `table`.
+    """Warn (UserWarning) of layers whose weights differ although none of their heads has a `change_rank` in `table`.
 
-    `weights["differ"]` lists the layers whose hashes differ between models a and b.
+    `weights["differ"]` lists the layers whose hashes differ between models a and b. Nothing is returned.
     """
     ranked = {*table.loc[table["change_rank"].notna(), "layer"]}
     unseen = [layer for layer in weights.get("differ", []) if layer in {*table["layer"]} - ranked]
@@ -270,7 +270,8 @@ def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
 
 
 def _checked(heads: pd.DataFrame, side: str) -> pd.DataFrame:
-    """Return the head table `heads` sorted by layer and head. `side` ("a" or "b") names the table in messages.
+    """Return a copy of the head table `heads`, sorted by layer and head. `side` ("a" or "b") names the table in
+    messages.
 
     Raises ValueError unless it has the columns and attrs that `compare_heads` needs, and each head once.
     """

@@ -184,7 +184,8 @@ class _Readings(NamedTuple):
 
 
 def _readings(raw: RawAttention, layer: int, heads: list[int], read: Input) -> _Readings:
-    """Return the operators by which `heads` (ascending) of layer `layer` read the residual stream, scaled to norm 1.
+    """Return the operators by which `heads` (ascending) of layer `layer` read the residual stream, scaled to norm 1, as
+    `_Readings` (`.factors`, `.triangles`).
 
     `raw` has the parameters of the layer. `read` is the input of a head: "q", "k" or "v".
     """

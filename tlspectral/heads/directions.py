@@ -259,8 +259,8 @@ def _key_contrast(
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
-    """Return the shares of the largest singular values in the squared norm, at most `count`, and the slice of these
-    values.
+    """Return two things: a list with the shares of the largest singular values in the squared norm, at most `count`,
+    and the slice of these values.
 
     `values` are all singular values, falling; those below `tolerance` times the largest are left out.
     """
@@ -268,9 +268,10 @@ def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tup
 
 
 def _shares(values: Float64[Tensor, " r"], square: float, count: int) -> tuple[list[float], slice]:
-    """Return the shares of the first `count` singular values in the squared norm, and the slice of these values.
+    """Return two things: a list with the shares of the first `count` singular values in the squared norm, and the slice
+    of these values.
 
-    A share is value^2 / `square`, where `square` is the squared norm of the operator.
+    A share is value^2 / `square`, with `values` falling; `square` is the squared norm of the operator.
     """
     shares = [float(value) ** 2 / square for value in values[:count]]
     return shares, slice(0, len(shares))

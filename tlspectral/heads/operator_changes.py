@@ -137,8 +137,10 @@ def _groups(a: RawAttention, b: RawAttention) -> Iterator[tuple[RawAttention, Ra
 
 
 def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) -> None:
-    """Raise ValueError if layer `index` has other numbers of heads, dimensions or rotary pairs in a than in b. `names`
-    names both models in the message.
+    """Raise ValueError if layer `index` has other numbers of heads, dimensions or rotary pairs in model a than in model
+    b.
+
+    `a` and `b` are the parameters of the layer. `names` names both models in the message.
     """
     sizes_of_models = []
     for raw in (a, b):
@@ -175,7 +177,7 @@ class _Factors:
 
     @classmethod
     def of_layer(cls, layer: AttentionLayer) -> "_Factors":
-        """Return the factors of a folded layer, with the biases as last rows."""
+        """Return the `_Factors` of a folded layer: W_Q and W_K of all query heads, with the biases as last rows."""
         wide = replace(
             layer,
             w_q=torch.cat([layer.w_q, layer.b_q[:, None]], dim=1),
@@ -185,7 +187,7 @@ class _Factors:
         return cls(*zip(*(_pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
 
     def rows(self, query: slice, key: slice) -> "_Factors":
-        """Return the factors with only the rows `query` of W_Q and the rows `key` of W_K."""
+        """Return new `_Factors` with only the rows `query` of W_Q and the rows `key` of W_K."""
         (pairs_q, pairs_k), (still_q, still_k) = self.pairs, self.still
         return _Factors((pairs_q[..., query], pairs_k[..., key]), (still_q[:, query], still_k[:, key]))
 
@@ -206,7 +208,8 @@ _TOKENS, _BIAS = slice(None, -1), slice(-1, None)
 
 
 def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for b and for a - b.
+    """Return three tensors [heads]: the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for
+    b and for a - b.
 
     M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate. Biases are left out.
     """
@@ -236,8 +239,9 @@ def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _product_squares(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squared Frobenius norms of `left @ right^H` of a, of b, and of their difference. `a` and `b` are pairs
-    (left, right).
+    """Return three tensors: the squared Frobenius norms of `left @ right^H` of a, of b, and of their difference.
+
+    `a` and `b` are pairs (left, right) of batches of matrices; there is one number for each matrix of the batch.
     """
     (left_a, right_a), (left_b, right_b) = a, b
     difference = torch.cat([left_a, left_a - left_b], dim=-1), torch.cat([right_a - right_b, right_b], dim=-1)
@@ -300,7 +304,7 @@ def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
 
 
 def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
-    """Return the weight of a gate with the gain of the layer's input norm (from `raw`) folded in; a bias is returned
+    """Return a gate's weight times the gain of the layer's input norm (from `raw`), as a new tensor; a bias is returned
     unchanged.
     """
     gain = raw.norm.gain

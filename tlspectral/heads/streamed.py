@@ -66,8 +66,10 @@ def streamed_layers(
 
 
 def _require_same_weights(checkpoint: WeightFiles, index: int, file: str, table: pd.DataFrame) -> None:
-    """Raise IncompatibleCheckpoint if the stored `table` of layer `index` was made from other weights than the
-    checkpoint's. `file` is its path.
+    """Raise IncompatibleCheckpoint if the stored head table `table` of layer `index` was made from other weights than
+    the checkpoint's.
+
+    `file` is the table's path, for the message.
     """
     if table.attrs["digest"] != checkpoint.digest(index):
         raise IncompatibleCheckpoint(

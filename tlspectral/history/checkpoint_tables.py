@@ -52,8 +52,10 @@ _OF_STEP = "Percentile of {} within the model of that step: rank / n, average ti
 
 
 def _medians(name: str) -> tuple[Column, ...]:
-    """Return four columns: the median of the head-table column `name` over heads, and low, median and high of such
-    medians under the null.
+    """Return four `Column`s (name, unit and meaning): the median of the head-table column `name` over heads, and low,
+    median and high of such medians under the null.
+
+    Their names are `<name>_median`, `<name>_null_low`, `<name>_null_median` and `<name>_null_high`.
     """
     unit = COLUMNS[name].unit
     return columns(f"""

@@ -167,7 +167,9 @@ class _Step:
         return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
     def _opened(self) -> AttentionView | Source:
-        """Load the checkpoint and return its view, or return its source if it is read from files layer by layer."""
+        """Load the checkpoint and return its `AttentionView`, or return its `Source` if it is read from files layer by
+        layer.
+        """
         gc.collect()  # models hold reference cycles: free the last one before the next is loaded
         with _naming(self.label):
             source = source_of(self.load) if self.stream else None
@@ -189,11 +191,11 @@ class _Step:
         return table
 
     def require_same_model(self, table: pd.DataFrame) -> None:
-        """Raise IncompatibleCheckpoint unless a stored table was made from this checkpoint's weights and with its
+        """Raise IncompatibleCheckpoint unless the stored `table` was made from this checkpoint's weights and with its
         hooks.
 
-        The checkpoint is loaded only if its weights cannot be identified otherwise. Raises ValueError for another
-        shape.
+        The checkpoint is loaded only if its weights cannot be identified otherwise. Raises ValueError for another shape
+        than the first checkpoint's.
         """
         stored, identity = table.attrs["identity"], loader_identity(self.load)
         if stored is not None and identity is not None:

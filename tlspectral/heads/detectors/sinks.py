@@ -51,8 +51,8 @@ class Sinks:
 
     @cached_property
     def found(self) -> dict[int, Bool[Tensor, "prompts pos"]]:
-        """By layer, a mask [prompts, pos]: True for the keys that are sinks. Undecided keys (fewer than 16 queries) are
-        False.
+        """A dict from layer to a mask [prompts, pos]: True for the keys that are sinks. Undecided keys (fewer than 16
+        queries) are False.
         """
         return {
             layer: keys & (self.share[layer] > (UNIFORM_TIMES / self.n_seen[layer].clamp_min(1)).clamp_min(self.least))
@@ -61,8 +61,10 @@ class Sinks:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The attrs of a table, as `{"sinks": {...}}`: `least` (the least share of a sink), and `n_keys`,
-        `n_undecided`, `n_found` (numbers of keys).
+        """The entry for the attrs of a table: `{"sinks": {"least": ..., "n_keys": ..., "n_undecided": ..., "n_found":
+        ...}}`.
+
+        `least` is the least share of a sink; the other values are numbers of keys.
         """
         undecided = {layer: self.n_keys - int(keys.sum()) for layer, keys in self.decided.items()}
         n_found = {layer: int(keys.sum()) for layer, keys in self.found.items()}

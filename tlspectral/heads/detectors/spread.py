@@ -70,7 +70,9 @@ class Spread:
         return self.queries & self.sinks.prompts(layer)[:, None]
 
     def end_batch(self, rows: slice) -> None:
-        """Add the kept measures of the prompts in `rows` to the sums, after all layers have been read."""
+        """Add the stored measures of the prompts in `rows` to the sums, after all layers have been read, and forget
+        them.
+        """
         for layer, parts in self._of_batch.items():
             self._sums[layer] = _moments(parts, self.times[rows]) + self._sums.get(layer, 0)
         self._of_batch.clear()
@@ -206,8 +208,8 @@ def _rows_without(
 def _means(
     sums: Float64[Tensor, "rows batch heads"], counted: Bool[Tensor, "batch query"]
 ) -> tuple[Float64[Tensor, "rows batch heads"], Float64[Tensor, "batch heads"]]:
-    """Return the means of `sums` over the queries that `counted` marks, and 1 for each prompt with such a query, else
-    0.
+    """Return two tensors: the means of `sums` over the queries that `counted` marks, and 1 for each prompt with such a
+    query, else 0.
 
     `sums` are sums over these queries.
     """

@@ -82,7 +82,7 @@ class QKOperator:
     __repr__ = one_line
 
     def _thin_core(self) -> spectra.ThinCore:
-        """Return the QR decomposition of the factors, from which spectra are computed in d_head dimensions."""
+        """Return the QR decomposition of W_Q and W_K, from which spectra are computed in d_head dimensions."""
         return spectra.thin_core(self.w_q[None], self.w_k[None])
 
     def core(self) -> Float64[Tensor, "k k"]:
@@ -289,9 +289,11 @@ def output_products(view: AttentionView, layer: int) -> list[ThinProduct]:
 
 
 def centred_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return the factors W_V (norm folded in) and W_O of the heads of a layer, from its raw parameters.
+    """Return the `OutputFactors` of all heads of a layer from its raw parameters: `.w_v` (norm folded in) and `.w_o`,
+    copies in float64.
 
-    Under LayerNorm the mean over d_model is subtracted from each row of W_O, because later norms remove it.
+    `layer` is the layer's number, for messages. Under LayerNorm the mean over d_model is subtracted from each row of
+    W_O, because later norms remove it.
     """
     output = fold_output(raw, layer)
     return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output

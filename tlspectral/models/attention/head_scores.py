@@ -90,7 +90,9 @@ class Rotation(Castable):
         return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
     def _per_head(self, table: Tensor) -> Tensor:
-        """Return a table of cos or sin, [batch, rows, pairs], with an axis of heads added; other tables unchanged."""
+        """Return `table`, cos or sin [batch, rows, pairs], with an axis of heads (length 1) added; tables with other
+        axes unchanged.
+        """
         return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
 
@@ -112,7 +114,7 @@ class ScoreSide(Castable):
     rotation: Rotation | None
 
     def first(self) -> "ScoreSide":
-        """Return a `ScoreSide` with only the first sequence of the batch."""
+        """Return a new `ScoreSide` with only the first sequence of the batch; its tensors are views."""
         rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
@@ -123,7 +125,7 @@ class ScoreSide(Castable):
         return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
 
     def in_float32(self) -> "ScoreSide":
-        """Return a `ScoreSide` with these queries or keys in float32."""
+        """Return a new `ScoreSide` with these queries or keys, and cos and sin, in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
     def of_head(self, index: int) -> "ScoreSide":
@@ -254,7 +256,7 @@ def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tenso
 
 
 def keys_read(heads: list[int], n_heads: int, n_keys: int) -> list[int]:
-    """Return for each query head the index of the key (or value) head that it reads.
+    """Return a list with, for each of `heads`, the index of the key (or value) head that this query head reads.
 
     n_heads: query heads of the layer. n_keys: key heads, fewer if query heads share them.
     """
@@ -411,7 +413,7 @@ class HeadScores:
         return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
 
     def at_one_position(self) -> "HeadScores":
-        """Return the `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
+        """Return a new `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
 
         Queries and keys must be the same rows. Rotations cancel; factors on cos and sin, gain and phase remain.
         """
@@ -509,7 +511,9 @@ class HeadScores:
         return (query.whole, key.whole) if include_bias else (query.content, key.content)
 
     def _even(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the part of the products of queries and keys that is even in the offset (C), not scaled."""
+        """Return the part of the products of `queries` and `keys` that is even in the offset (C), not scaled: [*batch,
+        heads, queries, keys].
+        """
         content = self._product(queries, keys, 1)
         return content if self.key.rotation is None else content.add_(self._product(queries, keys, -1)).div_(2)
 
@@ -530,7 +534,8 @@ class HeadScores:
         return self._even(queries / ratio, keys * ratio).mT
 
     def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
-        """Return the products of queries and keys over all columns, rotated, not scaled.
+        """Return the products of `queries` and `keys` over all columns, rotated, not scaled: [*batch, heads, queries,
+        keys].
 
         direction: -1 negates every angle.
         """
@@ -543,7 +548,8 @@ class HeadScores:
     def _turning(
         self, queries: Tensor, keys: Tensor, direction: Literal[1, -1], pairs: Bool[Tensor, "pairs"] | None
     ) -> Tensor:
-        """Return the products of queries and keys over the rotary columns of some pairs, rotated, not scaled.
+        """Return the products of `queries` and `keys` over the rotary columns of some pairs, rotated, not scaled:
+        [*batch, heads, queries, keys].
 
         direction: -1 negates every angle. pairs: a mask; None: all.
         """
@@ -556,7 +562,9 @@ class HeadScores:
 def key_weights(
     scores: Float[Tensor, "*batch queries keys"], visible: Bool[Tensor, "*mask queries keys"]
 ) -> Float[Tensor, "*batch queries keys"]:
-    """Return the softmax of scores over the visible keys; a row without visible keys is 0."""
+    """Return the attention weights: the softmax of `scores` over the keys that the mask `visible` marks; a row without
+    visible keys is 0.
+    """
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
 

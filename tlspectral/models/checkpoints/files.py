@@ -88,7 +88,7 @@ class CheckpointFiles:
         return values
 
     def digest(self, tensors: Iterable[str]) -> str:
-        """Return the SHA-256 (hex) of names and stored bytes of tensors, sorted by name."""
+        """Return the SHA-256 (hex) of names and stored bytes of the named `tensors`, sorted by name."""
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
@@ -96,7 +96,9 @@ class CheckpointFiles:
         return digest.hexdigest()
 
     def _by_file(self, tensors: Iterable[str]) -> dict[Path, list[str]]:
-        """Return a dict from the path of a file to the names of those of the tensors that it holds."""
+        """Return a dict from the path of a file to the names of the tensors in it, for the named `tensors`; files of a
+        hub model are downloaded.
+        """
         names: dict[Path, list[str]] = {}
         for tensor in tensors:
             names.setdefault(self._path(self.file_of[tensor]), []).append(tensor)

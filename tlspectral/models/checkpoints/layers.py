@@ -125,7 +125,7 @@ class WeightFiles:
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream."""
+        """Width of the residual stream of the checkpoint's model."""
         return int(self.config.hidden_size)
 
     @cached_property
@@ -189,7 +189,9 @@ class WeightFiles:
             return unused_weights(self._empty(), files.file_of, read, files.name, files.shapes())
 
     def _empty(self) -> torch.nn.Module:
-        """Return the whole model of transformers on the meta device: with names and shapes, without memory."""
+        """Return the whole model of transformers of this checkpoint on the meta device: with names and shapes, without
+        memory for weights.
+        """
         file = f"config.json of {self.files.name}"
         return empty_model(self._whole, tensors=len(self.files.file_of), file=file)
 
@@ -299,7 +301,8 @@ class WeightFiles:
 
 
 def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
-    """Return each list of layers that have attention on text, as a dict: layer -> name within the layer -> whole name.
+    """Return the lists of layers that have attention on text, each as a dict: layer -> name within the layer -> whole
+    name.
 
     names: names of the tensors or parameters of a model.
     """

@@ -34,7 +34,7 @@ class HookOfThread:
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The user's or library's hook itself, without wrappers for queries or rows."""
+        """The function of the user or library that this hook calls, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
@@ -67,7 +67,7 @@ class _HookOfCopy:
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The hook itself, without wrappers for queries or rows."""
+        """The function of the user or library that was placed, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
@@ -157,7 +157,8 @@ def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
 
 @uninterrupted
 def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
-    """Take all hooks off a model, and turn autocast off, until the `with` block ends; then restore them in their order.
+    """Take all hooks off a model, and turn autocast off, until the `with` block ends; then put the hooks back in their
+    order.
 
     points: `model.hook_dict`, from name to hook point.
     """
@@ -185,7 +186,7 @@ def _restore(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None
 
 
 def _known_ids(point: Any) -> set[int]:
-    """Return the ids of the hooks that TransformerLens knows at a hook point."""
+    """Return the ids of the hooks that TransformerLens lists at the hook point `point`."""
     return {handle.hook.id for handle in point.fwd_hooks}
 
 
@@ -231,7 +232,8 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def send_captures_by_name() -> None:
-    """Let pickle refer to transformers' collector of outputs by its name.
+    """Register with `copyreg` that pickle refers to transformers' collector of outputs by its name; nothing to do if it
+    is not imported.
 
     After `run_with_cache` hooks on the model refer to this collector, whose context variable cannot be pickled.
     """

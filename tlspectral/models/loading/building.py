@@ -87,9 +87,10 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 
 
 def _correct(adapter: Any, pretrained: Any) -> None:
-    """Correct an architecture adapter of TransformerLens in place, so that its bridge fits a Hugging Face model.
+    """Correct `adapter`, an architecture adapter of TransformerLens, in place, so that its bridge fits a Hugging Face
+    model.
 
-    pretrained: the Hugging Face model, not changed.
+    pretrained: the Hugging Face model, not changed. Nothing is returned.
     """
     correct_packed(adapter, pretrained.config)
     if pretrained.config.model_type == "gemma3n_text":
@@ -109,7 +110,8 @@ def _correct(adapter: Any, pretrained: Any) -> None:
 
 
 def _hold_attention(adapter: Any, name: str) -> None:
-    """Add a bridge of attention to an architecture adapter in place, for models with attention in some layers only.
+    """Add a bridge of attention to `adapter`, an architecture adapter, in place, for models with attention in some
+    layers only.
 
     name: the attribute of a layer that holds its attention, or in other layers another module that mixes tokens.
     """

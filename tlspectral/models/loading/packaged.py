@@ -128,7 +128,9 @@ def hooked_from_weights(
 
 
 def _native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a checkpoint's config that TransformerLens knows, set to attention only with LayerNorm."""
+    """Return a new dict with the fields of a checkpoint's `config` that TransformerLens knows, set to attention only
+    with LayerNorm.
+    """
     known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
     return {**known, "attn_only": True, "normalization_type": "LN"}
 

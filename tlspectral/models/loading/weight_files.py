@@ -172,7 +172,9 @@ def safetensors_file(path: Path) -> Iterator[Any]:
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the tensors in a file. Raises BadWeights if the file is damaged."""
+    """Return the names of the tensors in a file of weights, safetensors or pickle. Raises BadWeights if the file is
+    damaged.
+    """
     if file.suffix == ".safetensors":
         with safetensors_file(file) as opened:
             return list(opened.keys())

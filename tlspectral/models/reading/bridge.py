@@ -222,7 +222,9 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
 
 
 def final_normalization(model: Any) -> Normalization:
-    """Return the norm before the unembedding; `NO_NORM` if the model has none."""
+    """Return the norm before the unembedding of the bridge `model` as a `Normalization`; `NO_NORM` if the model has
+    none.
+    """
     norm = getattr(model, "ln_final", getattr(model, "H_ln_final", None))
     if norm is None:
         return NO_NORM
@@ -292,9 +294,10 @@ def _window(wrapped: Any) -> int | None:
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+    """Return a bool tensor of the shape of `scores`: True where the mask of layer `layer` of the bridge `model` lets
+    the query see the key.
 
-    scores: some or all scores that the layer's hook point shows.
+    scores: some or all scores that the layer's hook point shows. They show the mask by their values.
     """
     wrapped = blocks_of(model)[layer].module.attn.original_component
     masked_score = special_attention(wrapped).masked_score

@@ -142,7 +142,7 @@ def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) ->
 
 
 def norm_behind(block: Any) -> Any:
-    """Return the bridge's module of the norm after a layer's attention; None without one. block: the layer."""
+    """Return the bridge's module of the norm after the attention of the layer `block`; None without one."""
     modules = block._modules
     if str(getattr(block, "hook_aliases", {}).get("hook_attn_out")).startswith("ln2."):
         return modules["ln2"]  # OLMo hybrid in TransformerLens 3

@@ -44,7 +44,9 @@ def digest_of_named(values: Mapping[str, Tensor]) -> str:
 
 
 def stored_bytes(value: Tensor) -> Any:
-    """Return the bytes of a tensor as a uint8 array, for a hash. A tensor on the CPU is not copied."""
+    """Return the bytes of the tensor `value` as a uint8 array, for a hash. The bytes of a tensor on the CPU are not
+    copied.
+    """
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -63,7 +65,7 @@ def _pieces(value: Tensor) -> Iterator[Tensor]:
 
 
 def _by_stride(value: Tensor) -> list[int]:
-    """Return the axes of a tensor in the order of memory, largest stride first."""
+    """Return the axes of the tensor `value` in the order of memory, largest stride first."""
     return sorted(range(value.ndim), key=lambda axis: -value.stride(axis))
 
 
@@ -147,7 +149,8 @@ def _seen(value: Tensor, sums: Sums) -> _Seen:
 
 
 def _as_integers(stored: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers: int64 if its rows allow it, which is twenty times faster.
+    """Return the bits of the tensor `stored` as integers, a view: int64 if its rows allow it, which is twenty times
+    faster.
 
     One row of the result may hold several rows of the tensor.
     """

@@ -91,7 +91,9 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
 
 
 def final_normalization(model: Any) -> Normalization:
-    """Return the norm before the unembedding; `NO_NORM` if the model has none."""
+    """Return the norm before the unembedding of a HookedTransformer (`model`) as a `Normalization`; `NO_NORM` if it has
+    none.
+    """
     if not hasattr(model, "ln_final"):
         return NO_NORM
     return read_normalization(model.ln_final, model.cfg, "final norm")
@@ -118,9 +120,10 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+    """Return a bool tensor of the shape of `scores`: True where the mask of layer `layer` of a HookedTransformer
+    (`model`) lets the query see the key.
 
-    scores: some or all scores that the layer's hook point shows.
+    scores: some or all scores that the layer's hook point shows. They show the mask by their values.
     """
     return scores > torch.finfo(scores.dtype).min / 2  # masked ones are -inf
 

@@ -66,7 +66,7 @@ class Latent(Castable):
 
     @property
     def rank(self) -> int:
-        """Number of columns of the latent."""
+        """Number of columns of the latent, to which the norm and W_U apply."""
         return self.up.shape[1]
 
     @property

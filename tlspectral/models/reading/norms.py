@@ -20,7 +20,7 @@ _CENTRED_WITHIN = 8
 
 
 def double(value: Tensor) -> Tensor:
-    """Return a copy of a tensor in float64 on the CPU, never the model's own memory."""
+    """Return a copy of the tensor `value` in float64 on the CPU, never the model's own memory."""
     return value.detach().cpu().to(torch.float64, copy=True)
 
 
@@ -187,7 +187,7 @@ class QueryKeyNorm(Castable):
         return replace(self, gain=self.gain[heads])
 
     def _without_mean(self, x: Tensor) -> Tensor:
-        """Return x minus the mean of its last axis if the norm is centred."""
+        """Return x minus the mean of its last axis if the norm is centred, else x itself."""
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def _gain_of(self, n_heads: int) -> Tensor:

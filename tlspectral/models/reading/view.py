@@ -88,12 +88,16 @@ class AttentionView:
 
     @property
     def reader(self) -> Reader:
-        """The module with the functions that read this kind of model."""
+        """The module with the functions that read this kind of model (`Reader`): for a bridge or for a
+        HookedTransformer.
+        """
         return READERS[self.backend]
 
     @property
     def _spectral_geometry(self) -> Callable[..., RotaryGeometry | None] | None:
-        """Function from layer to rotary geometry of a model with learnable rotary positions; None for other models."""
+        """The model's function from layer to rotary geometry if it has learnable rotary positions; None for other
+        models.
+        """
         return getattr(self.model, "spectral_geometry", None)
 
     @property
@@ -123,7 +127,9 @@ class AttentionView:
 
     @cached_property
     def _found(self) -> tuple[list[SkippedLayer], dict[int, int]]:
-        """The layers whose heads cannot be read, and a dict from each other layer to its number of query heads."""
+        """A pair: the list of layers whose heads cannot be read (`SkippedLayer`), and a dict from each other layer to
+        its number of query heads.
+        """
         n_heads: dict[int, int] = {}
 
         def read(index: int) -> None:
@@ -322,7 +328,9 @@ class AttentionView:
         return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
 
     def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
-        """Return the activation at `tokens_point` for these token ids, before hooks of the user: ids or embeddings."""
+        """Return the activation at `tokens_point` for the token ids `ids`, before hooks of the user: the ids or their
+        embeddings.
+        """
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:

@@ -114,7 +114,9 @@ class ContinuedRun:
 
     @torch.no_grad()
     def is_intact(self) -> bool:
-        """Return True if a replay without hooks gives the intact run; False if a window or position is lost."""
+        """Run a replay without hooks and return True if it gives the intact run up to rounding; False if a window or
+        position is lost.
+        """
         intact, at_once = self.intact, rows_at_once(self)
         off: list[Tensor] = []
         blocks = self.view.blocks

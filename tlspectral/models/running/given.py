@@ -168,7 +168,7 @@ def whole(values: Tensor) -> bool:
 
 
 def described(value: Any) -> str:
-    """Return the type and the beginning of a value as text, for a message."""
+    """Return the type and the beginning of `value` as one text, for a message."""
     return f"{type(value).__name__} {shown(value, 80)}"
 
 

@@ -339,7 +339,11 @@ class WithoutCache:
 
 
 def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
-    """Return a model's methods that generate, each called without a key/value cache, as a dict from name to method."""
+    """Return a dict from name to function: the methods of `model` that generate text, each wrapped so that it runs
+    without a key/value cache.
+
+    The model is not changed.
+    """
     return {
         name: WithoutCache(getattr(model, name), options)
         for name, options in _GENERATING.items()

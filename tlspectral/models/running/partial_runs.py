@@ -270,7 +270,9 @@ def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) ->
 
 
 def at(values: Float[Tensor, "batch pos width"], predicted: Positions) -> Float[Tensor, "batch predicted width"]:
-    """Return the values at the predicted positions: a slice of the axis `pos`, or each row's own positions."""
+    """Return the values at the predicted positions: for a slice `predicted` this part of the axis `pos` (a view), for a
+    tensor each row's own positions.
+    """
     if isinstance(predicted, slice):
         return values[:, predicted]
     return values.take_along_dim(predicted[..., None].to(values.device), dim=1)
@@ -317,7 +319,7 @@ def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def _remove(handles: list[Any]) -> None:
-    """Remove PyTorch hooks by their handles."""
+    """Remove PyTorch hooks from their modules. handles: what the register methods returned."""
     for handle in handles:
         handle.remove()
 

@@ -18,11 +18,11 @@ from tlspectral.models.running.given import FORMS, given_prompts, whole
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the token ids of prompts as a `PackedTokens`: each prompt from position 0 on, on the CPU, with its length.
 
-    prompts: strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] for one
-    prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
-    `attention_mask`. Arrays and columns of a table are read in order, without their labels. An object with a method
-    `packed` (a task) makes its prompts for the model. Warnings report properties that a caller may not expect, such as
-    two start tokens.
+    view: the model, with tokenizer, vocabulary and context. prompts: strings, tokenised as by `model.to_tokens` but
+    never cut; token ids [sequences, pos], or [pos] for one prompt; a list of one-dimensional tensors or lists of ids;
+    or a tokenizer's batch with `input_ids` and `attention_mask`. Arrays and columns of a table are read in order,
+    without their labels. An object with a method `packed` (a task) makes its prompts for the model. Warnings report
+    properties that a caller may not expect, such as two start tokens.
 
     Raises:
         ValueError: no prompt; an empty prompt; a prompt longer than the context; ids outside the vocabulary; ids that
@@ -38,10 +38,12 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
 
 def read_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return the token ids of prompts as a `PackedTokens`, without warnings; the warnings are in its `notes`.
+    """Return the token ids of prompts as a `PackedTokens`, without warnings; the texts of the warnings are in its
+    `notes`.
 
-    prompts: in any form that `packed_prompts` takes: strings, token ids, a tokenizer's batch. Raises as
-    `packed_prompts`.
+    view: the model. prompts: strings, token ids, or a tokenizer's batch, in any form that `packed_prompts` takes.
+    Raises ValueError or TypeError for prompts that cannot be read, UnsupportedArchitecture for an encoder with prompts
+    of unequal length.
     """
     copied = given_prompts(prompts)
     if hasattr(copied, "packed"):

@@ -49,9 +49,10 @@ class MlpReads:
         x: Float[Tensor, "batch pos d_model"],
         removed: Float[Tensor, "batch pos d_model"],
     ) -> Float[Tensor, "*shape d_model"]:
-        """Return the MLP's input once `removed` is subtracted from the residual stream; the norm is computed again.
+        """Return the MLP's input once `removed` is subtracted from the residual stream, as a new tensor; the norm is
+        computed again.
 
-        read: the MLP's input in the run without this. x: the stream that the MLP reads in that run.
+        read: the MLP's input in the run without this change. x: the stream that the MLP reads in that run.
         """
         change = self._scaled(self.norm.normalized(x - removed) - self.norm.normalized(x))
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences

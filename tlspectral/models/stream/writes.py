@@ -89,7 +89,9 @@ class HeadWrites:
         )
 
     def effective(self, heads: HeadIndex | None = None) -> Float[Tensor, "chosen d_head d_model"]:
-        """Return W_O of these heads (None: all) with multiplier and gain of the norm after it; centred for LN."""
+        """Return W_O of `heads` (None: all), [chosen, d_head, d_model], with multiplier and gain of the norm after it;
+        centred for LayerNorm.
+        """
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
     def sum_of(
@@ -361,7 +363,7 @@ class LayerReads:
 
 
 def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
-    """Return x times the weight of each head, with an axis of heads before the last one."""
+    """Return x times the weight of each head: [*batch, heads, d_head]."""
     return einsum(x, weight, "... d_in, head d_in d_head -> ... head d_head")
 
 
