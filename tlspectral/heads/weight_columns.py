@@ -84,11 +84,12 @@ def measure_heads(
     moments: EmbeddingMoments | None,
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> MeasuredHeads:
-    """Return the spectral and phase columns of a layer's heads, without null. `index` is the layer's number in the
-    model.
+    """Return a `MeasuredHeads` of all heads of a folded layer: its `.columns` are the spectral and phase columns of the
+    head table, without the null.
 
-    `moments` are sums over the token embedding for `self_match`, None for NaN. `directions` are singular directions of
-    the learned positions for `position_share`, None for NaN. Keys repeated for each query head are freed on return.
+    `index` is the layer's number in the model. `moments` are sums over the token embedding for `self_match`, None for
+    NaN. `directions` are singular directions of the learned positions for `position_share`, None for NaN. Keys repeated
+    for each query head are freed on return.
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)

@@ -61,8 +61,8 @@ class Sinks:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The entry for the attrs of a table: `{"sinks": {"least": ..., "n_keys": ..., "n_undecided": ..., "n_found":
-        ...}}`.
+        """The entry `sinks` for the attrs of a table: a dict {"sinks": dict} of `least`, `n_keys`, `n_undecided` and
+        `n_found`.
 
         `least` is the least share of a sink; the other values are numbers of keys.
         """

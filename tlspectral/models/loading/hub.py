@@ -96,9 +96,9 @@ def fetch_tokenizer(source: Source) -> None:
 
 
 def _cached(source: Source, file: str) -> Any:
-    """Return the path of a hub model's file in the cache, a string; None if the file is not in the cache.
+    """Return the path (str) of `file` of the hub model `source` in the cache; None if the file is not in the cache.
 
-    Another object is returned if the hub is known to have no such file.
+    Another object, which is not a string, is returned if the hub is known to have no such file. Nothing is downloaded.
     """
     import huggingface_hub
 

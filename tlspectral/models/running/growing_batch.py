@@ -79,7 +79,9 @@ class _Parts(dict[Any, Any]):
 
 
 def _parts(argument: Any) -> dict[Any, Any] | None:
-    """Return the parts of an argument (list, dict or dataclass) as a dict from name or index; None for other values."""
+    """Return the parts of a list, dict or dataclass `argument` as a dict from name or index to part; None for other
+    values.
+    """
     if isinstance(argument, tuple | list):
         return dict(enumerate(argument))
     if isinstance(argument, dict):
