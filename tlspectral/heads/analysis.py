@@ -76,10 +76,11 @@ def analyze_heads(
         seed: seed of the null and of the detectors.
 
     Returns:
-        DataFrame sorted by layer and head. Main columns: `D_head`, `dir_frac` (shares, 0 to 1) and their null
-        (`D_head_null_mean`, `D_head_z`, ...), `rope_imag_frac` (share of phase), `prev`, `dup`, `ind` (mean attention),
-        `copying`. `tls.tables.describe_columns()` explains all. NaN: not computed or without meaning. `attrs` hold
-        model, hashes, settings, check and your hooks.
+        DataFrame sorted by layer and head. Main columns: `D_head` (Σ|Im λ| / Σ|λ|, the eigenvalues λ of M = W_Q W_K^T)
+        and `dir_frac` (‖M_A‖ / ‖M‖, M_A the antisymmetric part), from 0 to 1, with their null (`D_head_null_mean`,
+        `D_head_z`, ...); `rope_imag_frac` (share of phase); `prev`, `dup`, `ind` (mean attention); `copying`.
+        `tls.tables.describe_columns()` explains all. NaN: not computed or without meaning. `attrs` hold model, hashes,
+        settings, check and your hooks.
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read.

@@ -45,8 +45,11 @@ _WIDTH = 2.0  # standard deviations
 
 
 def _change(family: str, unit: str) -> tuple[Column, ...]:
-    """Return the two columns of a family ("behaviour" or "spectrum"): the column that changed most, and its change in
-    `unit`.
+    """Return two `Column`s (name, unit and meaning of a column of `compare_heads`): `<family>_of` and
+    `<family>_change`.
+
+    `<family>_of` is the column that changed most, `<family>_change` its change. family: "behaviour" or "spectrum".
+    unit: unit of the change, as text.
     """
     return columns(f"""
         {family}_of     | label  | Column of {family} with the largest difference beyond its band and the floor; missing
@@ -56,8 +59,10 @@ def _change(family: str, unit: str) -> tuple[Column, ...]:
 
 
 def _compared(name: str) -> tuple[Column, ...]:
-    """Return the columns that `compare_heads` makes from the head-table column `name`: values, difference and noise
-    band.
+    """Return the `Column`s (name, unit and meaning) that `compare_heads` makes from the head-table column `name`.
+
+    These are `<name>_a`, `<name>_b` (values), `<name>_diff` (b less a) and, for columns with known noise, `<name>_band`
+    (2 standard deviations) and `<name>_outside` (True beyond the band).
     """
     unit = COLUMNS[name].unit
     values = columns(f"""
@@ -157,10 +162,10 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
 
 
 def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChanges | None) -> pd.DataFrame:
-    """Return the table of `compare_heads`, made from the head tables `a` and `b`.
+    """Return the table of `compare_heads`, a new DataFrame with a row per head, made from the head tables `a` and `b`.
 
     `operators` adds the columns `qk_change` and `ov_change`, by which the rows are then sorted; None: only tables are
-    known.
+    known. Raises ValueError for tables that cannot be compared.
     """
     first, second = _checked(a, "a"), _checked(b, "b")
     first, second, alone = _shared_heads(first, second, a, b)
@@ -224,9 +229,9 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
 
 
 def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
-    """Warn of layers whose weights differ although none of their heads has a `change_rank` in `table`.
+    """Warn (UserWarning) of layers whose weights differ although none of their heads has a `change_rank` in `table`.
 
-    `weights["differ"]` lists the layers whose hashes differ between models a and b.
+    `weights["differ"]` lists the layers whose hashes differ between models a and b. Nothing is returned.
     """
     ranked = {*table.loc[table["change_rank"].notna(), "layer"]}
     unseen = [layer for layer in weights.get("differ", []) if layer in {*table["layer"]} - ranked]
@@ -248,10 +253,10 @@ def layers_named(layers: list[int]) -> str:
 
 
 def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
-    """Return a dict from column to reason: columns whose meaning a later release changed after only one of the tables
-    was made.
+    """Return a dict from column to reason, as text: columns whose meaning a later release changed after only one of the
+    head tables `a` and `b` was made.
 
-    Each is also warned of, because it is not compared.
+    Such columns are not compared; a warning says so for each.
     """
     older = {side: other_meanings(table) for side, table in (("a", a), ("b", b))}
     reasons = {}
@@ -265,7 +270,8 @@ def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
 
 
 def _checked(heads: pd.DataFrame, side: str) -> pd.DataFrame:
-    """Return the head table `heads` sorted by layer and head. `side` ("a" or "b") names the table in messages.
+    """Return a copy of the head table `heads`, sorted by layer and head. `side` ("a" or "b") names the table in
+    messages.
 
     Raises ValueError unless it has the columns and attrs that `compare_heads` needs, and each head once.
     """
@@ -311,8 +317,8 @@ def _shared_heads(
 
 
 def _lacking(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, str]:
-    """Return a dict from column to reason, such as "no value in a": compared columns that are all NaN in only one
-    table.
+    """Return a dict from column to reason, such as "no value in a": compared columns that are all NaN in only one of
+    the head tables `first` (a) and `second` (b).
     """
     reasons = {}
     for name in COMPARED_COLUMNS:
@@ -337,7 +343,8 @@ def _noise(name: str, first: pd.DataFrame, second: pd.DataFrame) -> tuple[str | 
 def _largest(
     names: list[str], compared: dict[str, Any], count: int
 ) -> tuple[list[str | None], Float64[np.ndarray, " heads"]]:
-    """Return, for each of `count` heads, the name of the column that changed most and its difference (b less a).
+    """Return, for each of `count` heads, the column that changed most and its change: a list of names and an array of
+    differences (b less a).
 
     `names` are the columns to choose from; `compared` has `<name>_diff` and `<name>_outside` for each. Only differences
     beyond the noise band and of at least 0.02 count; without any, the name is None and the difference NaN.
@@ -353,10 +360,10 @@ def _largest(
 
 
 def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
-    """Return a rank for each head: by the better of its ranks in the columns of `ranks`, ties by the worse; 1 is the
-    best.
+    """Return a Series with a rank for each head, 1 the best: by the better of its ranks in the columns of `ranks`, ties
+    by the worse.
 
-    NaN for a head without a rank.
+    `ranks` has a row per head. NaN for a head without a rank.
     """
     last = len(ranks) + 1
     ordered = np.sort(ranks.fillna(last).to_numpy(), axis=1)

@@ -142,9 +142,11 @@ def _ranked(
 
 @contextmanager
 def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
-    """Yield the parameters of layer `index`, from a loaded model or from its files; valid only inside the `with` block.
+    """Open layer `index` of a loaded model or of weight files (`source`): yield its parameters, a `RawAttention` (W_Q,
+    W_K, W_V, W_O, biases, norms).
 
-    `matrices` says which weights are read from files: "query-key" (W_Q, W_K) or "output" (W_V, W_O).
+    `matrices` says which weights are read from files: "query-key" (W_Q, W_K) or "output" (W_V, W_O). Weights read from
+    files are freed when the `with` block ends.
     """
     if isinstance(source, AttentionView):
         yield source.raw(index)
@@ -156,11 +158,11 @@ def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrice
 def composition_into(
     view: AttentionView, layer: int, heads: list[int], read: Input, earlier: Iterable[int]
 ) -> dict[int, Float64[Tensor, "receivers heads"]]:
-    """Return the composition scores of some heads of one layer with all heads of each earlier layer in `earlier`.
+    """Return the composition scores of some heads of layer `layer` with all heads of each earlier layer in `earlier`.
 
-    `heads` are the receivers, ascending. `read` is the input that is fed: "q", "k" or "v". A score is ||M OV^T|| /
-    (||M|| ||OV||), with M the operator by which the receiver reads and OV the sender's W_V W_O. The result is a dict
-    from earlier layer to a tensor [receivers, senders].
+    `view` is the open model. `heads` are the receivers, ascending. `read` is the input that is fed: "q", "k" or "v". A
+    score is ||M OV^T|| / (||M|| ||OV||), with M the operator by which the receiver reads and OV the sender's W_V W_O.
+    The result is a dict from earlier layer to a tensor [receivers, senders].
     """
     with one_thread():
         readings = _readings(view.raw(layer), layer, heads, read)
@@ -182,7 +184,8 @@ class _Readings(NamedTuple):
 
 
 def _readings(raw: RawAttention, layer: int, heads: list[int], read: Input) -> _Readings:
-    """Return the operators by which `heads` (ascending) of layer `layer` read the residual stream, scaled to norm 1.
+    """Return the operators by which `heads` (ascending) of layer `layer` read the residual stream, scaled to norm 1, as
+    `_Readings` (`.factors`, `.triangles`).
 
     `raw` has the parameters of the layer. `read` is the input of a head: "q", "k" or "v".
     """

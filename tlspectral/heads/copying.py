@@ -107,10 +107,10 @@ def _above_rounding(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """Return W_U W_E [d_model, d_model] in float64, with the final norm's gain folded into W_U and its mean over the
-    vocabulary removed.
+    """Return W_U W_E [d_model, d_model] of the model in `view`, in float64 and as a new tensor.
 
-    None for an encoder, and where input and output vocabularies differ: no token can be copied there.
+    The final norm's gain is folded into W_U, and the mean of W_U over the vocabulary is removed. None for an encoder,
+    and where input and output vocabularies differ: no token can be copied there.
     """
     if not view.causal or view.unembedding()[0].shape[1] != len(view.embedding()):
         return None
@@ -120,11 +120,11 @@ def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model
 
 
 def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model chunk"]]:
-    """Yield W_U [d_model, chunk] in chunks of the vocabulary, with the final norm's gain folded in and the mean over
-    the vocabulary removed.
+    """Yield W_U of the model in `view`, [d_model, chunk] in chunks of the vocabulary, with the final norm's gain folded
+    in and the mean over the vocabulary removed.
 
     That mean adds the same number to all logits, so it changes no probability unless the logits have a softcap. Under
-    LayerNorm each token's vector is also centred.
+    LayerNorm each token's vector is also centred. The chunks are new tensors in float64.
     """
     w_u, norm = view.unembedding()
     total = torch.zeros((), dtype=torch.float64)
@@ -136,7 +136,8 @@ def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model
 
 
 class EmbeddingMoments:
-    """The Gram matrix W_E^T W_E and the sum over tokens of the token embedding W_E, from one pass over the vocabulary.
+    """The Gram matrix W_E^T W_E and the sum over tokens of the token embedding W_E of the model in `view`, from one
+    pass over the vocabulary.
 
     With them the cost of `self_match` does not grow with the vocabulary.
     """
@@ -150,12 +151,12 @@ class EmbeddingMoments:
     def self_match(
         self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "kv_heads d_model d_head"]
     ) -> Float64[np.ndarray, "heads"]:
-        """Return the self-match of each head, an array [heads]: whether equal tokens score higher than different
+        """Return the self-match of each head, an array [heads]: how much higher equal tokens score than different
         tokens.
 
         With the scores W_E M W_E^T of all pairs of tokens, M = W_Q W_K^T, it is (mean diagonal - mean off-diagonal) /
-        rms. `w_k` has each shared key once. W_E is the raw embedding, without positions or MLPs, so layer 0 is read
-        best. NaN for M = 0. Source: "Fingerprint, Not Blueprint" (FP), section 3.
+        rms. `w_q` and `w_k` have the norms folded in; `w_k` has each shared key once. W_E is the raw embedding, without
+        positions or MLPs, so layer 0 is read best. NaN for M = 0. Source: "Fingerprint, Not Blueprint" (FP), section 3.
         """
         size = float(self.count)
         repeats = len(w_q) // len(w_k)

@@ -162,11 +162,12 @@ def head_directions(
 def _operator_sides(
     view: AttentionView, index: int, head: int, kind: str, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections]]:
-    """Return the singular directions of M ("qk") or W_V W_O ("ov") of head `head` in layer `index`: their shares, and
-    two sides.
+    """Return the singular directions of an operator of head `head` in layer `index`: a list of shares, and two
+    `SideDirections`.
 
-    A share is the squared singular value over the squared norm, for the `n_directions` largest. The sides (query and
-    key, or read and written) also have `draws` random directions from `rng`.
+    `view` is the open model. `kind`: "qk" for M with the sides query and key, "ov" for W_V W_O with the sides read and
+    written. A share is the squared singular value over the squared norm, for the `n_directions` largest. Each side also
+    has `draws` random directions from `rng`.
     """
     layer = view.layer(index)
     if kind == "qk":
@@ -189,12 +190,12 @@ def _operator_sides(
 def _contrast_sides(
     view: AttentionView, index: int, head: int, task: Any, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections], int]:
-    """Return the singular directions of the query-key contrast of a task: their shares, the sides query and key, and
-    the number of prompts.
+    """Run a task and return the singular directions of its query-key contrast: a list of shares, the `SideDirections`
+    query and key, and the number of prompts.
 
     The contrast is the mean of q k^T at the task's key less its mean at the other keys, for head `head` of layer
-    `index`. A share is the squared singular value over the squared norm. Each side also has `draws` random directions
-    from `rng`.
+    `index` of the model in `view`. `task` is a `Task` with `attention=`. A share is the squared singular value over the
+    squared norm, for the `n_directions` largest. Each side also has `draws` random directions from `rng`.
     """
     layer = view.layer(index)
     contrast, n_prompts = _key_contrast(view, layer, head, task)
@@ -211,12 +212,13 @@ def _contrast_sides(
 def _key_contrast(
     view: AttentionView, layer: AttentionLayer, head: int, task: Any
 ) -> tuple[Float64[Tensor, "d_head d_head"], int]:
-    """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a `Task`, and the number of prompts.
+    """Run the prompts of a `Task` and return E[q k^T | +] - E[q k^T | -] of head `head`, [d_head, d_head], and the
+    number of prompts.
 
-    q is the query at the task's query position. + takes the key at the task's key position, - the mean of all other
-    keys that the query sees. Queries and keys are taken before rotation; queries carry the gain and phase of a spectral
-    layer. Raises TypeError for an object that is not a `Task`, ValueError for a task without `attention=`, or a query
-    that does not see its key or sees no other key.
+    `view` is the open model, `layer` the folded layer. q is the query at the task's query position. + takes the key at
+    the task's key position, - the mean of all other keys that the query sees. Queries and keys are taken before
+    rotation; queries carry the gain and phase of a spectral layer. Raises TypeError for an object that is not a `Task`,
+    ValueError for a task without `attention=`, or a query that does not see its key or sees no other key.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(
@@ -260,8 +262,8 @@ def _key_contrast(
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
-    """Return the shares of the largest singular values in the squared norm, at most `count`, and the slice of these
-    values.
+    """Return two things: a list with the shares of the largest singular values in the squared norm, at most `count`,
+    and the slice of these values.
 
     `values` are all singular values, falling; those below `tolerance` times the largest are left out.
     """
@@ -269,9 +271,10 @@ def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tup
 
 
 def _shares(values: Float64[Tensor, " r"], square: float, count: int) -> tuple[list[float], slice]:
-    """Return the shares of the first `count` singular values in the squared norm, and the slice of these values.
+    """Return two things: a list with the shares of the first `count` singular values in the squared norm, and the slice
+    of these values.
 
-    A share is value^2 / `square`, where `square` is the squared norm of the operator.
+    A share is value^2 / `square`, with `values` falling; `square` is the squared norm of the operator.
     """
     shares = [float(value) ** 2 / square for value in values[:count]]
     return shares, slice(0, len(shares))
@@ -299,7 +302,9 @@ class Loadings(NamedTuple):
 def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections], n_words: int) -> list[dict[str, Any]]:
     """Return the rows of `head_directions` as dicts, for all directions, two sides and `n_words` words.
 
-    The keys are the columns of the table without layer, head, name and kind. `shares` has the share of each direction.
+    `view` has the vocabulary, `shares` the share of each direction, `sides` the two sides. Keys of a dict: direction,
+    share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading, random_loading. A direction
+    without a reading has one row, with the word "no reading".
     """
     if not shares:
         return []
@@ -360,8 +365,8 @@ def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: n
 
 
 def _tokens(view: AttentionView, side: SideDirections) -> Iterator[Float64[Tensor, "chunk d_model"]]:
-    """Yield the vectors of the vocabulary in chunks, scaled to norm 1: unembedding for the side "written", else
-    embedding.
+    """Yield the vectors of the vocabulary of the model in `view` in chunks, scaled to norm 1: unembedding if `side` is
+    "written", else embedding.
 
     A zero vector stays 0. The chunks come in the order of the token ids.
     """

@@ -72,6 +72,8 @@ class LoadedLayers:
     def identity(self) -> dict[str, Any]:
         """Return a dict that identifies the work of a resume folder: hashes of weights, prompts and detector sequences,
         extras, heads, `max_se`, version.
+
+        A resume folder of another identity is refused.
         """
         # A layer with all its heads is left out: its file then serves every call that needs the whole layer.
         partly = {layer: heads for layer, heads in self.chosen.items() if len(heads) < self.view.n_heads(layer)}
@@ -146,9 +148,9 @@ class LoadedLayers:
         return table
 
     def _each(self, measured: MeasuredHeads) -> Callable[..., Iterable[Any]]:
-        """Return a function like `map`, by which the null is drawn for each head of `measured`.
+        """Return a function like `map`, by which `with_null` draws the null for each head of `measured`.
 
-        It runs in threads, or in joblib workers if the caller configured a backend.
+        The function maps in threads, or in joblib workers if the caller configured a backend.
         """
         if self.n_jobs not in (None, 1) and backend_configured():
             workers = joblib.Parallel(self.n_jobs)
@@ -160,17 +162,21 @@ class LoadedLayers:
 
     @cached_property
     def checks(self) -> dict[int, LayerCheck]:
-        """Results of the self-check (`LayerCheck`: error and tolerance of the rebuilt scores), by layer."""
+        """The results of the self-check, a dict from layer to `LayerCheck` (`.record`: error and tolerance of the
+        rebuilt scores; `.outside_m`).
+        """
         return check_scores(self.view, self.prompts)
 
     @cached_property
     def ends(self) -> str:
-        """Hash of embedding, unembedding and final norm, a text."""
+        """Hash (hex) of the model's embedding, unembedding and final norm."""
         return self.view.ends_digest()
 
     @cached_property
     def moments(self) -> EmbeddingMoments:
-        """Gram matrix and sum of the token embedding, from which `self_match` is computed."""
+        """Gram matrix and sum of the model's token embedding, an `EmbeddingMoments`, from which `self_match` is
+        computed.
+        """
         return EmbeddingMoments(self.view)
 
     @cached_property

@@ -195,7 +195,9 @@ def analyze_models(
 
 
 def is_model_list(name: str | os.PathLike[str]) -> bool:
-    """Return True if a path is a text file that lists models: an existing file without the suffix of a weight file."""
+    """Return True if the path `name` is a text file that lists models: an existing file without the suffix of a weight
+    file.
+    """
     path = Path(name).expanduser()
     return path.suffix.lower() not in _NO_LISTS and path.is_file()
 
@@ -257,7 +259,7 @@ def _entry(name: str) -> _Entry:
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
-    """Raise IncompatibleCheckpoint if the files of a model changed after its table was written.
+    """Raise IncompatibleCheckpoint if the files of the model `entry` changed after its table was written.
 
     `table` is the stored table, with the state of the files in its attrs; `file` is its path, for the message.
     """
@@ -268,11 +270,12 @@ def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
 
 
 def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[str, Any]) -> pd.DataFrame:
-    """Return the head table of one model, with columns `model, revision, commit` in front and the same column types for
-    all models.
+    """Return the head table of the model `entry`, with columns `model, revision, commit` in front and the same column
+    types for all models.
 
     `layers` is a folder for finished layers of a model that is read from files. `shared_out` is True if other processes
     measure other models: this one then uses a single thread. `settings` are keyword arguments of `analyze_heads`.
+    Raises what `analyze_heads` raises.
     """
     if not settings["detectors"] and find_source(entry.name).streams:
         settings = {**settings, "folder": layers}

@@ -58,8 +58,11 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
     """Return how much the query-key operator and W_V W_O of every head differ between models a and b, as
     `OperatorChanges`.
 
-    Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis (all cosines
-    of embeddings and operators below 0.2); UnsupportedArchitecture or BadWeights if a layer cannot be read.
+    `a` and `b` are an `AttentionView` of a loaded model or `WeightFiles`. The result has `.table` (`layer, head,
+    qk_change, ov_change`), `.likeness` (cosines between the models) and `.outside` (differences that no operator
+    contains). Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis
+    (all cosines of embeddings and operators below 0.2); UnsupportedArchitecture or BadWeights if a layer cannot be
+    read.
     """
     names = f"{a.source['model']} (a) and {b.source['model']} (b)"
     layers = sorted({*a.layers} & {*b.layers})
@@ -95,10 +98,12 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
 def _layer_changes(
     a: "Source", b: "Source", index: int, names: str
 ) -> tuple[dict[str, Float64[np.ndarray, "heads"]], list[str]]:
-    """Return the changes of the heads of layer `index`, and the names of differences that no operator contains.
+    """Return the changes of the heads of layer `index` from model a to model b, and the names of differences that no
+    operator contains.
 
-    The changes are a dict of arrays [heads]: `qk_change`, `qk_cosine`, `ov_change`, `ov_cosine`. `names` names both
-    models in messages.
+    `a` and `b` are an `AttentionView` or `WeightFiles`. The changes are a dict of arrays [heads]: `qk_change`,
+    `qk_cosine`, `ov_change`, `ov_cosine`. `names` names both models in messages. Raises ValueError for layers of
+    different sizes.
     """
     qk, ov, biases = [], [], []
     with raw_layer(a, index, "query-key") as raw_a, raw_layer(b, index, "query-key") as raw_b:
@@ -132,8 +137,10 @@ def _groups(a: RawAttention, b: RawAttention) -> Iterator[tuple[RawAttention, Ra
 
 
 def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) -> None:
-    """Raise ValueError if layer `index` has other numbers of heads, dimensions or rotary pairs in a than in b. `names`
-    names both models in the message.
+    """Raise ValueError if layer `index` has other numbers of heads, dimensions or rotary pairs in model a than in model
+    b.
+
+    `a` and `b` are the parameters of the layer. `names` names both models in the message.
     """
     sizes_of_models = []
     for raw in (a, b):
@@ -170,7 +177,7 @@ class _Factors:
 
     @classmethod
     def of_layer(cls, layer: AttentionLayer) -> "_Factors":
-        """Return the factors of a folded layer, with the biases as last rows."""
+        """Return the `_Factors` of a folded layer: W_Q and W_K of all query heads, with the biases as last rows."""
         wide = replace(
             layer,
             w_q=torch.cat([layer.w_q, layer.b_q[:, None]], dim=1),
@@ -180,7 +187,7 @@ class _Factors:
         return cls(*zip(*(_pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
 
     def rows(self, query: slice, key: slice) -> "_Factors":
-        """Return the factors with only the rows `query` of W_Q and the rows `key` of W_K."""
+        """Return new `_Factors` with only the rows `query` of W_Q and the rows `key` of W_K."""
         (pairs_q, pairs_k), (still_q, still_k) = self.pairs, self.still
         return _Factors((pairs_q[..., query], pairs_k[..., key]), (still_q[:, query], still_k[:, key]))
 
@@ -201,7 +208,8 @@ _TOKENS, _BIAS = slice(None, -1), slice(-1, None)
 
 
 def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for b and for a - b.
+    """Return three tensors [heads]: the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for
+    b and for a - b.
 
     M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate. Biases are left out.
     """
@@ -231,8 +239,9 @@ def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _product_squares(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squared Frobenius norms of `left @ right^H` of a, of b, and of their difference. `a` and `b` are pairs
-    (left, right).
+    """Return three tensors: the squared Frobenius norms of `left @ right^H` of a, of b, and of their difference.
+
+    `a` and `b` are pairs (left, right) of batches of matrices; there is one number for each matrix of the batch.
     """
     (left_a, right_a), (left_b, right_b) = a, b
     difference = torch.cat([left_a, left_a - left_b], dim=-1), torch.cat([right_a - right_b, right_b], dim=-1)
@@ -276,13 +285,13 @@ def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
 
 
 def _apart(a: float, b: float) -> bool:
-    """Return whether two numbers differ by more than 1e-6 of the larger one."""
+    """Return True if `a` and `b` differ by more than 1e-6 of the larger one."""
     return abs(a - b) > _ROUNDING * max(abs(a), abs(b))
 
 
 def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
-    """Return whether the attention outputs of layers a and b have gates (W_gate, b_gate) that differ by more than
-    rounding.
+    """Return True if the attention outputs of layers a and b have gates (W_gate, b_gate) that differ by more than
+    rounding, or only one layer has a gate.
     """
     for of_a, of_b in ((a.w_gate, b.w_gate), (a.b_gate, b.b_gate)):
         if (of_a is None) != (of_b is None):
@@ -295,7 +304,7 @@ def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
 
 
 def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
-    """Return the weight of a gate with the gain of the layer's input norm (from `raw`) folded in; a bias is returned
+    """Return a gate's weight times the gain of the layer's input norm (from `raw`), as a new tensor; a bias is returned
     unchanged.
     """
     gain = raw.norm.gain
@@ -308,8 +317,8 @@ def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
 def _embedding_likeness(a: "Source", b: "Source") -> dict[str, float]:
     """Return {"embedding": cosine of the embeddings of models a and b}, each without its mean over the vocabulary.
 
-    The dict is empty where the embeddings cannot be compared: other sizes, models read from files, or an embedding of
-    0.
+    `a` and `b` are an `AttentionView` or `WeightFiles`. The dict is empty where the embeddings cannot be compared:
+    other sizes, models read from files, or an embedding of 0.
     """
     if not (isinstance(a, AttentionView) and isinstance(b, AttentionView)):
         return {}

@@ -84,11 +84,12 @@ def measure_heads(
     moments: EmbeddingMoments | None,
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> MeasuredHeads:
-    """Return the spectral and phase columns of a layer's heads, without null. `index` is the layer's number in the
-    model.
+    """Return a `MeasuredHeads` of all heads of a folded layer: its `.columns` are the spectral and phase columns of the
+    head table, without the null.
 
-    `moments` are sums over the token embedding for `self_match`, None for NaN. `directions` are singular directions of
-    the learned positions for `position_share`, None for NaN. Keys repeated for each query head are freed on return.
+    `index` is the layer's number in the model. `moments` are sums over the token embedding for `self_match`, None for
+    NaN. `directions` are singular directions of the learned positions for `position_share`, None for NaN. Keys repeated
+    for each query head are freed on return.
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
@@ -113,11 +114,11 @@ def measure_heads(
 
 
 def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Return the columns of latent attention, as arrays [heads] by column name, for the content and the rotary block of
-    M.
+    """Return the columns of latent attention, a dict from column name to array [heads], for the content and the rotary
+    block of M = `w_q` `w_k`^T.
 
     They are `dir_frac_`, `D_head_` and `norm_frac_` (norm of the block over the norm of M), each with `content` and
-    `rotary`.
+    `rotary`. `layer` says which columns rotate; it must have rotary positions.
     """
     assert layer.rotary is not None
     content = layer.rotary.still_columns
@@ -134,15 +135,15 @@ def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, 
 def operator_norms(
     w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
 ) -> Float64[Tensor, "heads"]:
-    """Return the Frobenius norm of M = W_Q W_K^T of each head."""
+    """Return the Frobenius norm of M = `w_q` `w_k`^T of each head."""
     return ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
 
 
 def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
-    """Join the measured groups of heads that share keys, in the order of the layer, and return only the rows of
-    `heads`.
+    """Join measured groups of heads of one layer, and return a new `MeasuredHeads` with only the heads `heads`.
 
-    `heads` are numbers within the layer. The result has the columns `layer` and `head`, too.
+    `groups` are the groups of heads that share keys, in the order of the layer. `heads` are numbers within the layer.
+    The result has the columns `layer` and `head`, too.
     """
     first, rows = groups[0], list(heads)
     columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in first.columns}
@@ -153,8 +154,11 @@ def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredH
 
 
 def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Return `rope_imag_frac`, `freq_centroid` (rad/token) and `hi_freq_dir` of each head, as arrays [heads] by column
-    name.
+    """Return three measures of the phase Im(M_t) of each head, a dict from column name to array [heads].
+
+    `rope_imag_frac` is the share of Im(M_t) in the norms of Re M_t and Im M_t over the rotary pairs t, `freq_centroid`
+    the mean frequency of Im(M_t) (radians per token), `hi_freq_dir` the share of Im(M_t) in the first half of the
+    pairs. `w_q` and `w_k` are the factors of M, `rotary` the geometry of the pairs.
     """
     metrics = phase_metrics(phase_norms(w_q, w_k, rotary), rotary)
     return {name: value.numpy() for name, value in metrics._asdict().items()}
@@ -163,11 +167,12 @@ def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str,
 def with_null(
     measured: MeasuredHeads, settings: NullSettings, map_heads: Callable[..., Iterable[Any]] = map
 ) -> pd.DataFrame:
-    """Return the table of some heads, with mean, standard deviation, z and percentile of their random null.
+    """Return a new table of the heads in `measured`, whose columns are completed by the mean, standard deviation, z and
+    percentile of their random null.
 
-    A seed and the sizes fix the random draws (with "fresh" blocks also layer and head), so results do not depend on
-    order or workers. Shared random blocks stay in memory until `forget_blocks` is called. `map_heads` has the signature
-    of `map` and may run in threads or processes.
+    `settings` says how the null is drawn. A seed and the sizes fix the random draws (with "fresh" blocks also layer and
+    head), so results do not depend on order or workers. Shared random blocks stay in memory until `forget_blocks` is
+    called. `map_heads` has the signature of `map` and may run in threads or processes.
     """
     of_head = partial(_null_of_head, settings, measured.effective_dimension, measured.layer)
     heads = [
@@ -193,8 +198,8 @@ def _null_of_head(
     """Draw the null of one head and return its columns (null mean, standard deviation, z, percentile), arrays [1] by
     name.
 
-    `n` is the dimension of the space that the head reads. `measured` is (head, singular values, the observed metrics by
-    name).
+    `settings` says how it is drawn. `n` is the dimension of the space that the head reads, `layer` the number of its
+    layer. `measured` is (head, singular values, the observed metrics by name).
     """
     head, singular_values, observed = measured
     k, draws = singular_values.shape[1], settings.null_draws
@@ -211,14 +216,16 @@ _DRAWING = Lock()
 
 @lru_cache(maxsize=2)
 def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "draws k k"]:
-    """Return `draws` random k x k blocks of an n-dimensional space. They are cached, because all heads of equal size
-    use them.
+    """Return `draws` random k x k blocks of an n-dimensional space, drawn with `seed`. They are cached, because all
+    heads of equal size use them.
     """
     return haar_blocks(n, k, draws, block_generator(seed, n, k))
 
 
 def blocks_at_once(measured: MeasuredHeads, settings: NullSettings) -> int:
-    """Return how many heads can have their random blocks in memory together. Shared blocks serve all heads."""
+    """Return how many heads of `measured` can have their random blocks in memory together; all heads if `settings` has
+    shared blocks.
+    """
     heads, k = measured.singular_values.shape
     return heads if settings.null_blocks == "shared" else max(1, MOST_BYTES // (8 * k * k * settings.null_draws))
 
@@ -280,7 +287,12 @@ class ReadStreams:
 
 
 def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
-    """Run the prompts (None: one prompt of 24 random ids) and return the input of every layer, as `ReadStreams`."""
+    """Run the model in `view` on the prompts (None: one prompt of 24 random ids) and return the input of every layer,
+    as `ReadStreams`.
+
+    Its `.residuals` has these inputs [batch, pos, d_model] by hook name, `.real` is True at tokens. Raises ValueError
+    or TypeError for prompts that cannot be read.
+    """
     packed = checked_prompts(view, prompts)
     names = [view.hook_names(index)["residual"] for index in view.layers]
     residuals = capture_until(view, packed.tokens, names, last=view.hook_names(view.layers[-1])["pattern"])
@@ -288,7 +300,8 @@ def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
 
 
 def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directions"] | None:
-    """Return the leading right singular vectors of the learned position embedding as columns, at most 64.
+    """Return the leading right singular vectors of the learned position embedding of the model in `view`, as columns,
+    at most 64.
 
     None without learned positions. Under LayerNorm the rows are centred first, because the norm removes their mean.
     """
@@ -306,9 +319,10 @@ def _position_shares(
     w_k: Float64[Tensor, "heads d_model d_head"],
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> Float64[np.ndarray, "heads"]:
-    """Return ||P^T M P|| / ||M|| of each head: the share of M = W_Q W_K^T in the position directions; NaN for None.
+    """Return ||P^T M P|| / ||M|| of each head, an array [heads]: the share of M = `w_q` `w_k`^T in the position
+    directions.
 
-    The columns of P are `directions`. "Fingerprint, Not Blueprint" (FP) calls the share `pos_frac_M`.
+    The columns of P are `directions`; None gives NaN. "Fingerprint, Not Blueprint" (FP) calls the share `pos_frac_M`.
     """
     if directions is None:
         return np.full(len(w_q), np.nan)

@@ -52,8 +52,10 @@ _OF_STEP = "Percentile of {} within the model of that step: rank / n, average ti
 
 
 def _medians(name: str) -> tuple[Column, ...]:
-    """Return four columns: the median of the head-table column `name` over heads, and low, median and high of such
-    medians under the null.
+    """Return four `Column`s (name, unit and meaning): the median of the head-table column `name` over heads, and low,
+    median and high of such medians under the null.
+
+    Their names are `<name>_median`, `<name>_null_low`, `<name>_null_median` and `<name>_null_high`.
     """
     unit = COLUMNS[name].unit
     return columns(f"""
@@ -120,14 +122,14 @@ def measure_step(
     blocks: BlockPrompt | None,
     **options: Any,
 ) -> pd.DataFrame:
-    """Measure one checkpoint (a view, or a source that is read from files) and return all its tables, joined into one.
+    """Measure one checkpoint and return all its tables, joined into one.
 
-    The tables are `heads` and `composition`; with `blocks` also `positional` and, on a rotary model, `frequencies`.
-    `unbundled` takes them apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is measured; `task`
-    is scored; `blocks` are swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are those of the head
-    table, `numbers` (in-context score, losses and task value, for the summary) and `shape` (sizes of the model). Raises
-    BadHead for a pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot
-    be read.
+    `opened` is the view of a loaded model, or the `Source` of a model that is read from files. The tables are `heads`
+    and `composition`; with `blocks` also `positional` and, on a rotary model, `frequencies`. `unbundled` takes them
+    apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is measured; `task` is scored; `blocks` are
+    swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are those of the head table, `numbers`
+    (in-context score, losses and task value, for the summary) and `shape` (sizes of the model). Raises BadHead for a
+    pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     with open_layers(model) as layers:
@@ -155,8 +157,10 @@ def measure_step(
 
 
 def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
-    """Return a dict of sizes (layers, d_model, vocabulary, rotary layers) that must be equal at all checkpoints of a
-    history.
+    """Return a dict of the sizes of a model that must be equal at all checkpoints of a history: `layers`, `d_model`,
+    `d_vocab`, and `rotary` (whether each layer is) or, for weight files, `model_type`.
+
+    `layers` is the model: its view or its weight files.
     """
     shape = {"layers": layers.n_layers, "d_model": layers.d_model}
     if isinstance(layers, AttentionView):
@@ -178,10 +182,11 @@ def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
 
 
 def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd.DataFrame:
-    """Return a table of the K-composition of each (sender, receiver) pair: their layers and heads, score, chance and
-    rank.
+    """Return a table of the K-composition of each (sender, receiver) pair of heads in `pairs`: their layers and heads,
+    score, chance and rank.
 
-    Raises BadHead for a head that does not exist, ValueError for a sender that is not in an earlier layer.
+    `model` is a loaded model, or the `Source` of weight files. Raises BadHead for a head that does not exist,
+    ValueError for a sender that is not in an earlier layer.
     """
     with open_layers(model) as source:
         pairs = [(one_head(source, sender), one_head(source, receiver)) for sender, receiver in pairs]
@@ -247,7 +252,8 @@ def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, fl
     """Return a dict with `<column>_null_low`, `_null_median`, `_null_high`: quantiles 2.5 %, 50 % and 97.5 % of
     simulated medians over heads.
 
-    Each head is drawn from a normal distribution with its null mean and standard deviation. NaN without a null.
+    `heads` is a head table with `<column>_null_mean` and `<column>_null_std`. Each head is drawn from a normal
+    distribution with its null mean and standard deviation; `seed` fixes the draws. NaN without a null.
     """
     moments = [f"{column}_null_mean", f"{column}_null_std"]
     null_moments = heads.loc[heads[column].notna(), moments].dropna().to_numpy(dtype=float)

@@ -130,9 +130,10 @@ def head_history(
 
 
 def _parts(steps: Iterable[_Step], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
-    """Yield a job for each checkpoint, and append its label to `labels`.
+    """Yield a `Job` for each checkpoint in `steps`, and append its label to `labels`.
 
-    `measure` is a function from an open model to the checkpoint's table.
+    A job measures the checkpoint by `measure`, a function from an open model to the checkpoint's table. Raises
+    ValueError for labels that do not rise or that repeat.
     """
     for step in steps:
         labels.append(step.label)
@@ -166,7 +167,9 @@ class _Step:
         return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
     def _opened(self) -> AttentionView | Source:
-        """Load the checkpoint and return its view, or return its source if it is read from files layer by layer."""
+        """Load the checkpoint and return its `AttentionView`, or return its `Source` if it is read from files layer by
+        layer.
+        """
         gc.collect()  # models hold reference cycles: free the last one before the next is loaded
         with _naming(self.label):
             source = source_of(self.load) if self.stream else None
@@ -188,11 +191,11 @@ class _Step:
         return table
 
     def require_same_model(self, table: pd.DataFrame) -> None:
-        """Raise IncompatibleCheckpoint unless a stored table was made from this checkpoint's weights and with its
+        """Raise IncompatibleCheckpoint unless the stored `table` was made from this checkpoint's weights and with its
         hooks.
 
-        The checkpoint is loaded only if its weights cannot be identified otherwise. Raises ValueError for another
-        shape.
+        The checkpoint is loaded only if its weights cannot be identified otherwise. Raises ValueError for another shape
+        than the first checkpoint's.
         """
         stored, identity = table.attrs["identity"], loader_identity(self.load)
         if stored is not None and identity is not None:
@@ -259,11 +262,11 @@ def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[LayerHead, 
 
 
 def _joined(steps: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
-    """Join the tables of all checkpoints into a `HeadHistory`. `steps` has, by label, one table with all tables of the
-    checkpoint.
+    """Join the tables of all checkpoints into a new `HeadHistory` (`.heads`, `.summary`, `.composition`, `.positional`,
+    `.frequencies`).
 
-    Attrs that are equal at all steps are kept once, other attrs by step in `attrs["checkpoints"]`. `seed` is that of
-    the simulated medians.
+    `steps` has, by label, one table with all tables of the checkpoint. Attrs that are equal at all steps are kept once,
+    other attrs by step in `attrs["checkpoints"]`. `seed` is the seed of the simulated medians.
     """
     tables = {label: unbundled(table) for label, table in steps.items()}
     facts = {

@@ -112,8 +112,8 @@ def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], A
 
 
 def source_of(load: Callable[[], Any]) -> Source | None:
-    """Return the source (name, revision and files) that `partial(load_model, name, ...)` reads; None for other
-    functions.
+    """Return the `Source` (name, revision and files) that the loader `load` reads if it is `partial(load_model, name,
+    ...)`; None for other functions.
     """
     if not isinstance(load, partial) or load.func is not load_model or not load.args:
         return None
@@ -164,7 +164,8 @@ def called(label: Label) -> str:
 
 
 def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
-    """Return the label and the loader of an entry of `checkpoints`: a name, folder, model, or pair (label, checkpoint).
+    """Return the label and the loader of `item`, an entry of `checkpoints`: a name, folder, model, or pair (label,
+    checkpoint).
 
     The loader is a function without arguments that returns the model. Raises TypeError or ValueError for another entry.
     """

@@ -39,7 +39,7 @@ class Source:
 
 
 def tiny_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
-    """Return the `Source` of a checkpoint in this package, such as "tiny-rope".
+    """Return the `Source` of the checkpoint `name` in this package, such as "tiny-rope".
 
     Raises ValueError if a revision or a training step (`checkpoint`) is given, because there is only one.
     """

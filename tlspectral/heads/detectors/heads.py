@@ -55,7 +55,10 @@ Pattern = Callable[[Tensor], Any] | Any
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
-    """Return three columns for the score `name`: its mean (with the text `meaning`), `_se` and `_p`."""
+    """Return three `Column`s (name, unit and meaning) for the score `name`: `<name>`, `<name>_se` and `<name>_p`.
+
+    They are the mean, described by the text `meaning`, its standard error, and p.
+    """
     return columns(f"""
         {name}    | attention probability | {meaning}
         {name}_se | attention probability | Its standard error over distinct sequences; NaN below two that count.
@@ -64,8 +67,10 @@ def _scored(name: str, meaning: str) -> tuple[Column, ...]:
 
 
 def _at_times(name: str, meaning: str) -> tuple[Column, ...]:
-    """Return three columns for the score `name`, its mean (with the text `meaning`), `_se` and `_p`, that only some
-    tables have.
+    """Return three `Column`s (name, unit and meaning) for a score `name` that only some tables have: `<name>`,
+    `<name>_se` and `<name>_p`.
+
+    They are the mean, described by the text `meaning`, its standard error, and p.
     """
     return tuple(replace(column, always=False) for column in _scored(name, meaning))
 
@@ -236,13 +241,14 @@ def measured_detectors(
     null_draws: int = 0,
     seed: int,
 ) -> pd.DataFrame:
-    """Return the table of `detect_heads`: a row per head with its mean attention to marked keys, without the model's
-    origin in the attrs.
+    """Return the table of `detect_heads`, without the model's origin in the attrs: a row per head with its mean
+    attention to marked keys.
 
-    `sequences` are repeated segments [BOS, r, r], or prompts if `on_prompts`. `sinks` are the attention sinks of these
-    prompts. `max_se` is the standard error at which the run stops; None: all are run. `distinct` has one number for
-    equal sequences, which count as one observation; None: all differ. `pattern` marks more keys (a name, weights, or a
-    function of token ids). `null_draws` is the number of random heads for p; 0: no p.
+    `view` is the open model, which is run. `sequences` are repeated segments [BOS, r, r], or prompts if `on_prompts`.
+    `sinks` are the attention sinks of these prompts. `max_se` is the standard error at which the run stops; None: all
+    are run. `distinct` has one number for equal sequences, which count as one observation; None: all differ. `pattern`
+    marks more keys (a name, weights, or a function of token ids). `null_draws` is the number of random heads for p; 0:
+    no p. `seed` is the seed of these draws.
     """
     tokens = sequences.tokens
     copies = None if distinct is None else torch.tensor(np.bincount(distinct)[distinct]).double()
@@ -315,8 +321,8 @@ def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
     """Return a dict from detector ("prev", "dup", "ind") to its chance: the mean uniform attention on the detector's
     key.
 
-    The mean is over the queries of a copy of `length` tokens. A value is one number, or a dict by layer if layers
-    differ.
+    The mean is over the queries of a copy of `length` tokens; `seen` has the keys that each query sees. A value is one
+    number, or a dict by layer if layers differ.
     """
     chance: dict[str, ByLayer] = {}
     for name in DETECTORS:
@@ -365,7 +371,7 @@ class _Statistics(NamedTuple):
 
 
 def sequences_at_once(view: AttentionView, width: int) -> int:
-    """Return how many sequences of `width` tokens run together when only attention is read."""
+    """Return how many sequences of `width` tokens the model in `view` runs in one batch when only attention is read."""
     by_tokens = 2 * batch_on(view.device).tokens // width  # twice as many, because no logits are computed
     return max(1, min(BATCH, by_tokens, rows_of_scores(view, width)))
 
@@ -380,13 +386,14 @@ def _statistics(
     stop: tuple[float, list[int]] | None,
     spread: Spread | None,
 ) -> _Statistics:
-    """Run the sequences and return the scores of all heads: means, standard errors, and numbers of sequences.
+    """Run the sequences through the model in `view`; return the scores of all heads: means, standard errors, and
+    numbers of sequences.
 
     Attention is reduced in hooks and never stored. `scorer(rows)` returns a function from attention to scores, and a
     mask of the sequences that count. `advance` is called with the number of sequences done. `copies`: number of
     sequences equal to each (itself included), which count as one observation; None: all differ. `in_odd` marks the odd
     half, for reliability. `stop`: the standard error at which to stop, and the indices of the scores that must reach
-    it; None: run all. `spread` reads the same attention.
+    it; None: run all. `spread` gets the same attention and adds its own sums.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads]
     reduce_batch: Reduce

@@ -198,13 +198,17 @@ def kernel_prediction(
 def _measured(
     view: AttentionView, heads: Heads | None, prompts: Any, offsets: Iterable[Any] | None, reference: Any
 ) -> tuple[list[LayerKernels], list[int], dict[str, Any], list[int]]:
-    """Run the prompts; return the kernels by layer, the distances (far to near), counts for the attrs, and the prompts
-    not judged.
+    """Run the prompts; return (kernels, distances, counts, left out): the mean scores by distance of each layer and
+    what belongs to them.
 
-    `heads`: names of heads or None (all). `prompts`: those whose scores are averaged; None: random ids. `offsets`: key
-    position less query position; None: -20 to 0. `reference`: prompts for the mean query and key; None: half of the
-    distinct prompts. Equal prompts go to the same half. A prompt is not judged if it gave the means or begins a prompt
-    that did, because its queries and keys are then in the means. The last result lists such prompts for a `reference`.
+    The kernels are a `LayerKernels` per layer, the distances are in tokens (far to near). The counts are a dict for the
+    attrs: `n_reference`, `n_judged` and `prompt_notes`. Left out are the indices of prompts that are not judged because
+    they are in `reference`.
+
+    `view`: the open model. `heads`: names of heads or None (all). `prompts`: those whose scores are averaged; None:
+    random ids. `offsets`: key position less query position; None: -20 to 0. `reference`: prompts for the mean query and
+    key; None: half of the distinct prompts. Equal prompts go to the same half. A prompt is not judged if it gave the
+    means or begins a prompt that did, because its queries and keys are then in the means.
     """
     chosen = heads_by_layer(view, heads)
     if not chosen:
@@ -251,10 +255,10 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
 
 
 def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `kernel_prediction` (a dict by column) for each head of a layer; `back` are the distances in
-    tokens.
+    """Yield a row of `kernel_prediction` (a dict by column) for each head of a layer.
 
-    Values that do not exist, such as `r` without rotary positions, are left out.
+    `kernel` has the layer's mean and predicted scores by distance, `back` the distances in tokens. Values that do not
+    exist, such as `r` without rotary positions, are left out.
     """
     judged, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
     for index, head in enumerate(kernel.heads):
@@ -313,7 +317,9 @@ def correlation(
 
 
 def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
-    """Return 48 sequences of the start token and 95 random ids (fewer tokens in a short context), seed 0."""
+    """Return 48 sequences of the model's start token and 95 random ids, a tensor [48, 96], seed 0; fewer tokens in a
+    short context.
+    """
     length = min(_KERNEL_LENGTH, view.n_ctx)
     tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = view.start_token

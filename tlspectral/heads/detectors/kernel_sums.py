@@ -50,8 +50,9 @@ class Preference(NamedTuple):
 class LayerKernels:
     """Sums over batches: mean scores of some heads of a layer by distance, and their mean query and key.
 
-    `heads` are numbers within the layer, `back` the distances in tokens. Hooks from `hooks` add each batch; after
-    `predict`, `preference` has the predicted scores (None where the mean query and key predict nothing).
+    `view` is the open model, `layer` the number of the layer. `heads` are numbers within the layer, `back` the
+    distances in tokens. Hooks from `hooks` add each batch; after `predict`, `preference` has the predicted scores (None
+    where the mean query and key predict nothing).
     """
 
     def __init__(self, view: AttentionView, layer: int, heads: list[int], back: list[int]):
@@ -116,16 +117,28 @@ class LayerKernels:
     def _add_mean(
         self, side: Literal["query", "key"], counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
     ) -> None:
-        """Hook: add the queries or keys `x` at tokens that `counted` marks to the sums for the mean query or key."""
+        """Hook: add the queries or keys `x` (`side`: "query" or "key") at tokens that `counted` marks to the sums for
+        the mean query or key.
+
+        `hook`, the hook point, is not used.
+        """
         total = summed(self.settings.normed(side, x[counted.to(x.device)]), 0).cpu()
         self.means[side] = total + self.means.get(side, 0)
 
     def _keep(self, name: str, table: Tensor, hook: Any) -> None:
-        """Hook: store the cos or sin table of the batch under the name of its hook point."""
+        """Hook: store `table`, cos or sin of the batch, in `self.tables` under the name of its hook point, without
+        gradients.
+
+        `hook`, the hook point, is not used.
+        """
         self.tables[name] = table.detach()
 
     def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], judged: Bool[Tensor, "batch"]) -> None:
-        """Add the scores of a batch to the sums by distance, apart for judged and other sequences."""
+        """Add the scores [batch, heads, query, key] of a batch to the sums by distance, apart for judged and other
+        sequences.
+
+        `real` is True at tokens, False at padding. `judged` marks the sequences that test the prediction.
+        """
         every = self.heads == list(range(scores.shape[1]))
         chosen = scores if every else scores[:, self.heads]
         for row, distance in enumerate(self.back):
@@ -175,12 +188,12 @@ def measured_kernels(
     judged: Bool[Tensor, "sequences"],
     reference: PackedTokens | None,
 ) -> list[LayerKernels]:
-    """Run the prompts and return one `LayerKernels` (mean scores by distance, and their prediction) for each layer in
-    `chosen`.
+    """Run the prompts through the model in `view`; return a list with one `LayerKernels` for each layer in `chosen`.
 
-    `chosen` has heads by layer; `back` are the distances in tokens. `averaged` marks prompts for the mean query and
-    key, to which all prompts in `reference` are added. `judged` marks prompts that test the prediction. Raises
-    EditNotHonored if an ablation hides the scores of a layer.
+    A `LayerKernels` has the mean scores by distance, and their prediction. `chosen` has heads by layer; `back` are the
+    distances in tokens. `averaged` marks prompts for the mean query and key, to which all prompts in `reference` are
+    added. `judged` marks prompts that test the prediction. Raises EditNotHonored if an ablation hides the scores of a
+    layer.
     """
     hooked = user_hooks(view.model)
     for layer in chosen:

@@ -20,8 +20,8 @@ def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
 
 
 def _back(nearest: int, farthest: int) -> TokenPattern:
-    """Return a pattern (a function from token ids to marks) for the keys from `nearest` to `farthest` tokens before the
-    query; negative: after it.
+    """Return a pattern (a function from token ids [batch, pos] to marks [batch, query, key]) for the keys from
+    `nearest` to `farthest` tokens before the query; negative: after it.
     """
 
     def marked(tokens: Int[Tensor, "batch pos"]) -> Marked:
@@ -32,19 +32,25 @@ def _back(nearest: int, farthest: int) -> TokenPattern:
 
 
 def _duplicate(tokens: Int[Tensor, "batch pos"]) -> Marked:
-    """Return marks [batch, query, key]: True for all earlier tokens that are equal to the query's token."""
+    """Return marks [batch, query, key] for the token ids `tokens`: True for all earlier tokens that are equal to the
+    query's token.
+    """
     return (tokens[:, :, None] == tokens[:, None, :]) & (_behind(tokens) > 0)
 
 
 def _induction(tokens: Int[Tensor, "batch pos"]) -> Marked:
-    """Return marks [batch, query, key]: True for every earlier token whose predecessor equals the query's token."""
+    """Return marks [batch, query, key] for the token ids `tokens`: True for every earlier token whose predecessor
+    equals the query's token.
+    """
     followed = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool)
     followed[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
     return followed & (_behind(tokens) > 0)
 
 
 def _first_token(tokens: Int[Tensor, "batch pos"]) -> Marked:
-    """Return marks [batch, query, key]: True for the first token of the prompt, for every later query."""
+    """Return marks [batch, query, key] for the token ids `tokens`: True for the first token of the prompt, for every
+    later query.
+    """
     at_start = torch.arange(tokens.shape[1]) == 0
     return (at_start[None, None, :] & (_behind(tokens) > 0)).expand(len(tokens), -1, -1)
 

@@ -49,12 +49,13 @@ def rotated_key_pvalues(
     seed: int,
     advance: Callable[[], Any],
 ) -> Float64[np.ndarray, "scores heads"]:
-    """Return a p for each score and head: (1 + draws whose score is at least the head's) / (1 + draws).
+    """Return a p for each score and head, an array [scores, heads]: (1 + draws whose score is at least the head's) / (1
+    + draws).
 
-    A draw is the head with its W_K rotated by a random rotation of the residual stream. A score is the mean over the
-    sequences that `counts` marks; NaN without any. `reduce` maps attention [batch, heads, query, key] to scores
-    [scores, batch, heads], 0 where a sequence does not count. `advance` is called after each draw of a layer. The model
-    runs once. Memory does not grow with draws or layers.
+    A draw is the head with its W_K rotated by a random rotation of the residual stream; `draws` and `seed` fix the
+    draws. A score is the mean over the sequences that `counts` marks; NaN without any. `reduce` maps attention [batch,
+    heads, query, key] to scores [scores, batch, heads], 0 where a sequence does not count. `advance` is called after
+    each draw of a layer. The model in `view` runs once on `tokens`. Memory does not grow with draws or layers.
 
     Raises ScoreMismatch if a layer's weights do not give its attention (learned sinks, hooks that edit scores);
     UnsupportedArchitecture for a layer that cannot be read or exposes no pattern.
@@ -82,8 +83,8 @@ def rotated_key_pvalues(
 def at_pattern(
     view: AttentionView, index: int, measure: Callable[[dict[str, Tensor], Tensor], None]
 ) -> list[tuple[str, Callable[[Tensor, Any], None]]]:
-    """Return (hook name, function) pairs that call `measure(captured, pattern)` when a run reaches the attention
-    pattern of layer `index`.
+    """Return (hook name, function) pairs that call `measure(captured, pattern)` when a run of the model in `view`
+    reaches the attention pattern of layer `index`.
 
     `captured` is a dict by hook name: the layer's input and, where they exist, scores and cos and sin tables. `measure`
     must clear it.
@@ -157,11 +158,11 @@ def _core(
 def _fixed_queries(
     view: AttentionView, index: int, captured: dict[str, Tensor], pattern: Float[Tensor, "batch heads query key"]
 ) -> tuple[_FixedQueries, Float64[Tensor, "batch heads query key"]]:
-    """Return the parts of layer `index` that stay the same in all draws of W_K, and its attention rebuilt from the
-    weights.
+    """Return the parts of layer `index` that stay the same in all draws of W_K, as `_FixedQueries`, and its attention
+    rebuilt from the weights, [batch, heads, query, key].
 
-    `captured` has the activations of the run by hook name. Raises ScoreMismatch if the rebuilt attention differs from
-    the model's `pattern`.
+    `view` is the open model, `captured` the activations of its run by hook name, which stay unchanged. Raises
+    ScoreMismatch if the rebuilt attention differs from the model's `pattern`.
     """
     names, layer = view.hook_names(index), view.layer(index)
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]

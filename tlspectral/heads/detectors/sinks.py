@@ -35,9 +35,10 @@ class Sinks:
     """How much attention each key of some prompts gets in some layers, and which keys are sinks.
 
     Attributes:
-        share: by layer, mean attention that each key gets from the queries that judge it; 0 without such queries.
-        n_seen: by layer, mean number of keys that these queries see.
-        decided: by layer, True for keys with enough such queries.
+        share: from layer to a tensor [prompts, pos]: mean attention that each key gets from the queries that judge it;
+            0 without such queries.
+        n_seen: from layer to a tensor [prompts, pos]: mean number of keys that these queries see.
+        decided: from layer to a mask: True for keys with enough such queries.
         n_keys: number of keys in all prompts together, without padding.
         least: the least share of a sink. `dataclasses.replace(sinks, least=.1)` gives the sinks at another value.
     """
@@ -50,8 +51,8 @@ class Sinks:
 
     @cached_property
     def found(self) -> dict[int, Bool[Tensor, "prompts pos"]]:
-        """By layer, a mask [prompts, pos]: True for the keys that are sinks. Undecided keys (fewer than 16 queries) are
-        False.
+        """A dict from layer to a mask [prompts, pos]: True for the keys that are sinks. Undecided keys (fewer than 16
+        queries) are False.
         """
         return {
             layer: keys & (self.share[layer] > (UNIFORM_TIMES / self.n_seen[layer].clamp_min(1)).clamp_min(self.least))
@@ -60,8 +61,10 @@ class Sinks:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The attrs of a table, as `{"sinks": {...}}`: `least` (the least share of a sink), and `n_keys`,
-        `n_undecided`, `n_found` (numbers of keys).
+        """The entry `sinks` for the attrs of a table: a dict {"sinks": dict} of `least`, `n_keys`, `n_undecided` and
+        `n_found`.
+
+        `least` is the least share of a sink; the other values are numbers of keys.
         """
         undecided = {layer: self.n_keys - int(keys.sum()) for layer, keys in self.decided.items()}
         n_found = {layer: int(keys.sum()) for layer, keys in self.found.items()}
@@ -85,9 +88,9 @@ class Sinks:
 
 
 def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
-    """Return whether the argument `sinks` of a public function is "found".
+    """Return True if `sinks`, an argument of a public function, is "found", False if it is None.
 
-    Raises ValueError for another value except None, or if `sink` (keep the first token) is also True.
+    Raises ValueError for another value, or for "found" if `sink` (keep the first token) is True.
     """
     if not (sinks is None or (isinstance(sinks, str) and sinks == "found")):
         raise ValueError(
@@ -102,10 +105,10 @@ def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
 
 
 def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int], at_once: int) -> Sinks:
-    """Run the prompts, `at_once` in a batch, and return the attention sinks (`Sinks`) of some layers: keys that most
-    later queries attend to.
+    """Run the prompts `packed`, `at_once` in a batch, and return the attention sinks of `layers` as `Sinks`: keys that
+    most later queries attend to.
 
-    Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
+    `view` is the open model. Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
     """
     layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
     share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}

@@ -30,9 +30,9 @@ Parts = Float64[Tensor, "2 measures batch heads"]
 class Spread:
     """Entropy, distance and start share of the attention of all heads, as sums that grow batch by batch.
 
-    Each measure is a ratio N / D of sums over prompts. `prompts` are the prompts to run. `copies` is the number of
-    prompts equal to each prompt (itself included), which count as one observation; None: all differ. With `sinks`, the
-    measures without attention sinks (`WITHOUT_SINKS`) follow.
+    Each measure is a ratio N / D of sums over prompts. `view` is the open model, `prompts` are the prompts to run.
+    `copies` is the number of prompts equal to each prompt (itself included), which count as one observation; None: all
+    differ. With `sinks`, the measures without attention sinks (`WITHOUT_SINKS`) follow.
     """
 
     def __init__(
@@ -49,8 +49,10 @@ class Spread:
         self._sums: dict[int, Tensor] = {}  # by layer, [N, D, then N N, N D, D D times copies; measures; heads]
 
     def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], rows: slice) -> None:
-        """Compute the measures (numerators and denominators of ratios) of one layer for the prompts in `rows`, from its
-        attention `pattern`, and keep them.
+        """Compute the measures of layer `layer` for the prompts in `rows` from its attention `pattern`, and store them
+        until `end_batch`.
+
+        A measure is a numerator and a denominator for each prompt and head. Nothing is returned.
         """
         parts = _parts(pattern, self.queries[rows])
         if self.sinks is not None:
@@ -59,14 +61,18 @@ class Spread:
         self._of_batch[layer] = parts
 
     def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
-        """Return a mask of the queries, only in prompts in which enough queries see some key of the layer to judge it
-        as a sink.
+        """Return a mask [sequences, query]: True for queries (real tokens from position 2 on) of prompts that can be
+        judged for attention sinks in layer `layer`.
+
+        A prompt can be judged if enough of its queries see some key.
         """
         assert self.sinks is not None
         return self.queries & self.sinks.prompts(layer)[:, None]
 
     def end_batch(self, rows: slice) -> None:
-        """Add the kept measures of the prompts in `rows` to the sums, after all layers have been read."""
+        """Add the stored measures of the prompts in `rows` to the sums, after all layers have been read, and forget
+        them.
+        """
         for layer, parts in self._of_batch.items():
             self._sums[layer] = _moments(parts, self.times[rows]) + self._sums.get(layer, 0)
         self._of_batch.clear()
@@ -121,7 +127,9 @@ class Spread:
 
 
 def _distinct(rows: Bool[Tensor, "prompts columns"]) -> list[tuple[Tensor, int]]:
-    """Return each distinct row of a mask and the number of rows equal to it, as a list of pairs."""
+    """Return a list of (row, count): each distinct row of a mask [prompts, columns], and the number of prompts with
+    this row.
+    """
     distinct, times = torch.unique(rows, dim=0, return_counts=True)
     return list(zip(distinct, times.tolist(), strict=True))
 
@@ -135,7 +143,8 @@ def _ratios(parts: list[Float64[Tensor, "2 measures batch heads"]]) -> list[floa
 
 
 def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]) -> Parts:
-    """Return numerator and denominator of the six `MEASURES` for each prompt and head.
+    """Return a tensor [2, measures, batch, heads]: numerator and denominator of the six `MEASURES` for each prompt and
+    head.
 
     These are entropy, distance and start share of the attention, entropy and distance without the first token, and the
     share of rows that count for these. `pattern` is the attention of a layer; `counted` marks the queries that count.
@@ -161,7 +170,8 @@ def _parts_without(
     counted: Bool[Tensor, "batch query"],
     left_out: Bool[Tensor, "batch key"],
 ) -> Parts:
-    """Return numerator and denominator of the four measures `WITHOUT_SINKS` for each prompt and head.
+    """Return a tensor [2, measures, batch, heads]: numerator and denominator of the four measures `WITHOUT_SINKS` for
+    each prompt and head.
 
     These are the attention to the sinks, entropy and distance without them, and the share of rows that count for these.
     `left_out` marks the sinks, `counted` the queries that count; `pattern` is the attention of a layer.
@@ -198,8 +208,8 @@ def _rows_without(
 def _means(
     sums: Float64[Tensor, "rows batch heads"], counted: Bool[Tensor, "batch query"]
 ) -> tuple[Float64[Tensor, "rows batch heads"], Float64[Tensor, "batch heads"]]:
-    """Return the means of `sums` over the queries that `counted` marks, and 1 for each prompt with such a query, else
-    0.
+    """Return two tensors: the means of `sums` over the queries that `counted` marks, and 1 for each prompt with such a
+    query, else 0.
 
     `sums` are sums over these queries.
     """

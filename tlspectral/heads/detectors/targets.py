@@ -26,7 +26,8 @@ Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: bool) -> Weights:
-    """Return the weights of the keys, [batch, query, key], for the prompts in `rows`; 0 outside of their tokens.
+    """Return the weights of the keys, [batch, query, key], for the sequences `rows` of `prompts`; 0 outside of their
+    tokens.
 
     `pattern` is a name such as "induction", a matrix, or a function of token ids. Named patterns skip queries 0 and 1:
     the first has no choice, and the key before the second is the first token, to which many heads attend by default.
@@ -114,8 +115,9 @@ class Marks:
     """Scores of sequences on patterns, batch by batch. A score is a head's mean attention to the keys that a pattern
     marks.
 
-    `patterns` are names, matrices of weights or functions of token ids. `uniform` collects, for each batch, the scores
-    of uniform attention under each mask of `seen`: [masks, scores, batch].
+    `sequences` are the prompts. `patterns` are names, matrices of weights or functions of token ids. `causal`: True
+    refuses patterns that mark a key after its query. `uniform` collects, for each batch, the scores of uniform
+    attention under each mask of `seen`: [masks, scores, batch].
     """
 
     def __init__(self, sequences: PackedTokens, patterns: list[Any], seen: SeenKeys, *, causal: bool):
@@ -159,13 +161,17 @@ class Marks:
 
 
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
-    """Return how many queries of each prompt have at least one key with a weight other than 0."""
+    """Return, for each prompt, how many queries have at least one key with a weight other than 0 in `weights` [batch,
+    query, key].
+    """
     return (weights != 0).any(-1).sum(-1).double()
 
 
 def _score(weights: Weights, attention: Float64[Tensor, "masks query key"]) -> Float64[Tensor, "masks batch"]:
-    """Return the score (mean attention to the weighted keys) of each prompt under each of several attention matrices:
-    [masks, batch].
+    """Return the score of each prompt under each of several attention matrices: [masks, batch].
+
+    A score is the attention [masks, query, key] times `weights` [batch, query, key], summed over keys, and its mean
+    over the queries that have a weight.
     """
     by_mask = torch.stack([(weights * matrix).sum(-1).sum(-1) for matrix in attention])  # the keys of a query first
     return by_mask / scored_queries(weights).clamp_min(1)

@@ -170,12 +170,13 @@ def _largest_of_queries(
     sinks: Sinks | None,
     at_once: int,
 ) -> dict[int, tuple[Float32[Tensor, "prompts heads queries 2"], Int32[Tensor, "prompts heads queries 2"]]]:
-    """Return, by layer, two tensors: the two largest attention weights of each query (larger first; 0 if missing), and
-    their keys.
+    """Run the prompts `packed` and return a dict from layer to two tensors: the two largest attention weights of each
+    query (larger first; 0 if missing), and their keys.
 
-    `chosen` has heads by layer. `sink`: True keeps the first key of each prompt, which is otherwise left out. With
-    `sinks`, all attention sinks are left out instead. A query that an earlier prompt also has gets 0. `at_once` prompts
-    run together. Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
+    `view` is the open model, `chosen` has heads by layer. `sink`: True keeps the first key of each prompt, which is
+    otherwise left out. With `sinks`, all attention sinks are left out instead. A query that an earlier prompt also has
+    gets 0. `at_once` prompts run together. Raises UnsupportedArchitecture for a layer that exposes no attention
+    pattern.
     """
     if not chosen:
         return {}
@@ -257,10 +258,11 @@ def _chosen(
 
 
 def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.DataFrame:
-    """Return the table with a column `kind`, such as "previous" or "induction": the first pattern that the token ids of
-    a pair fit.
+    """Return a copy of `table` with a column `kind`, such as "previous" or "induction": the first pattern that the
+    token ids of a pair fit, else "other".
 
-    `causal` is False for an encoder, which has "next" and no "induction".
+    `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts. `causal` is False for an encoder,
+    which has "next" and no "induction".
     """
     kinds = KINDS if causal else {**KINDS, "next": "next_token"}
     kind = np.full(len(table), "other", dtype=object)
@@ -274,10 +276,10 @@ def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.D
 
 
 def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with columns `query_token`, `key_token` (texts) and `context`: text around the pair, "[key] ...
-    <query>".
+    """Return a copy of `table` with columns `query_token`, `key_token` (texts) and `context`: text around the pair,
+    "[key] ... <query>".
 
-    `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts.
+    `view` has the tokenizer. `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts.
     """
     ids, lengths = packed.tokens.tolist(), packed.lengths.tolist()
     known: dict[tuple[int | None, int], str] = {}
@@ -318,10 +320,10 @@ def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) 
 
 
 def _text_behind(view: AttentionView, before: int | None, token: int) -> str:
-    """Return the text of `token` when it follows the token `before` (None: the prompt begins with it).
+    """Return the text of the id `token` when it follows the id `before` (None: the prompt begins with it).
 
-    Tokenizers add or drop a space at the start of a text, so both tokens are decoded together and the text of `before`
-    is removed.
+    `view` has the tokenizer; without one the text is the id. Tokenizers add or drop a space at the start of a text, so
+    both tokens are decoded together and the text of `before` is removed.
     """
     alone = token_text(view, token)
     tokenizer: Any = getattr(view.model, "tokenizer", None)

@@ -82,7 +82,7 @@ class QKOperator:
     __repr__ = one_line
 
     def _thin_core(self) -> spectra.ThinCore:
-        """Return the QR decomposition of the factors, from which spectra are computed in d_head dimensions."""
+        """Return the QR decomposition of W_Q and W_K, from which spectra are computed in d_head dimensions."""
         return spectra.thin_core(self.w_q[None], self.w_k[None])
 
     def core(self) -> Float64[Tensor, "k k"]:
@@ -153,10 +153,11 @@ class QKOperator:
 
 
 class QKOperators(Sequence[QKOperator]):
-    """The query-key operators of a model: `operators[layer, head]` or `operators["L0H3"]` is a `QKOperator`. Iterating
-    yields all heads in order.
+    """The query-key operators of the model in `view`: `operators[layer, head]` or `operators["L0H3"]` is a
+    `QKOperator`.
 
-    A layer is read from the model at the first access to one of its heads. Only the last layer is kept in memory.
+    Iterating yields all heads in order. A layer is read from the model at the first access to one of its heads. Only
+    the last layer is kept in memory.
     """
 
     def __init__(self, view: AttentionView):
@@ -191,8 +192,8 @@ class QKOperators(Sequence[QKOperator]):
         return len(self._pairs)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the `QKOperator` of a head, given by "L0H3", by (layer, head) or by its index among all heads; a slice
-        gives a list.
+        """Return the `QKOperator` of a head, given by `key`: "L0H3", (layer, head) or its index among all heads; a
+        slice of indices gives a list.
 
         Raises BadHead if the head does not exist.
         """
@@ -212,7 +213,9 @@ class QKOperators(Sequence[QKOperator]):
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
 
     def rotary(self, layer: int) -> RotaryGeometry | None:
-        """Return the geometry of the rotary pairs of a layer; None without rotary positions."""
+        """Return the geometry of the rotary pairs of layer `layer` (columns and angle per token of each pair); None
+        without rotary positions.
+        """
         return self._view.rotary(layer)
 
 
@@ -276,9 +279,10 @@ def ov_operators(model: Any, layer: int) -> list[ThinProduct]:
 
 
 def output_products(view: AttentionView, layer: int) -> list[ThinProduct]:
-    """Return W_V W_O of each head of a layer as two factors, W_V and W_O^T, from a view that is already open.
+    """Return a list with W_V W_O of each head of layer `layer`, as two factors: `left` = W_V and `right` = W_O^T.
 
-    Norms are folded in; under LayerNorm both sides are centred.
+    `view` is a model that is already open. Norms are folded in; under LayerNorm both sides are centred. The factors are
+    copies in float64.
     """
     output = centred_output(view.raw(layer), layer)
     groups = len(output.w_o) // len(output.w_v)
@@ -286,9 +290,11 @@ def output_products(view: AttentionView, layer: int) -> list[ThinProduct]:
 
 
 def centred_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return the factors W_V (norm folded in) and W_O of the heads of a layer, from its raw parameters.
+    """Return the `OutputFactors` of all heads of a layer from its raw parameters: `.w_v` (norm folded in) and `.w_o`,
+    copies in float64.
 
-    Under LayerNorm the mean over d_model is subtracted from each row of W_O, because later norms remove it.
+    `layer` is the layer's number, for messages. Under LayerNorm the mean over d_model is subtracted from each row of
+    W_O, because later norms remove it.
     """
     output = fold_output(raw, layer)
     return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output

@@ -11,10 +11,10 @@ from tlspectral.models.reading.layer import AttentionLayer
 def null_eigenvalues(
     layer: AttentionLayer, singular_values: Float64[Tensor, "k"], draws: int, seed: int
 ) -> Complex128[Tensor, "draws k"]:
-    """Return the eigenvalues of `draws` random matrices that have the head's singular values and random directions (its
-    null).
+    """Return the eigenvalues [draws, k] of `draws` random matrices that have the head's `singular_values` and random
+    directions (its null).
 
-    `layer` gives the dimension of the space. The draws are the first ones of a head table with the same seed and
+    `layer` gives the dimension of the space. The draws are the first ones of a head table with the same `seed` and
     `null_blocks="shared"`.
     """
     n = layer.effective_dimension

@@ -99,7 +99,10 @@ def qk_penalty(
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context that switches mixed precision off on `device`; with it the products would have three digits."""
+    """Return a context manager that switches mixed precision off on `device` until the `with` block ends.
+
+    With mixed precision the products would have three digits.
+    """
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -108,7 +111,7 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def antisymmetric_squares(
     w_q: Float[Tensor, "heads d_model d_head"], w_k: Float[Tensor, "heads d_model d_head"]
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return ||M_A||^2 and ||M||^2 of each head, both differentiable, with M = W_Q W_K^T.
+    """Return ||M_A||^2 and ||M||^2 of each head, two tensors [heads], both differentiable, with M = `w_q` `w_k`^T.
 
     Rounding can make the first slightly negative near 0.
     """
@@ -119,7 +122,11 @@ def antisymmetric_squares(
 
 
 def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return two tensors [heads]: the squared norm of the part and the squared norm of the whole operator."""
+    """Return two differentiable tensors [heads]: the squared norm of the part `part` and the squared norm of the whole
+    operator.
+
+    `factors` has W_Q, W_K and the rotary geometry of the heads.
+    """
     if part == "rope_phase":
         assert factors.rotary is not None
         real, imag = phase_squares(factors.w_q, factors.w_k, factors.rotary)
@@ -131,7 +138,8 @@ def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, "
 def _require_a_share(view: AttentionView, whole: Float[Tensor, " heads"], layer: int, heads: list[int] | None) -> None:
     """Raise BadWeights if the squared norm of the query-key operator of some head of `layer` is 0 or not finite.
 
-    `whole` has these squared norms, `heads` the numbers of the heads; None: all heads of the layer.
+    `view` is the model, whose weights then tell whether NaN is in them. `whole` has these squared norms, `heads` the
+    numbers of the heads; None: all heads of the layer.
     """
     zero = torch.nonzero(~((whole > 0) & whole.isfinite())).flatten().tolist()
     if not zero:

@@ -62,32 +62,37 @@ class Rotation(Castable):
     sin: Float[Tensor, "*batch rows pairs"]
 
     def of_heads(self, heads: list[int]) -> "Rotation":
-        """Return a `Rotation` with cos and sin of some query heads of a layer with learnable rotary positions.
+        """Return a `Rotation` with cos and sin of the query heads `heads` (indices) only, for a layer with learnable
+        rotary positions.
 
-        Other layers have the same rotation for all heads, and theirs is returned unchanged.
+        Other layers have one rotation for all heads: this object is then returned unchanged.
         """
         if not self.geometry.per_head:
             return self
         return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
 
     def at_one_position(self) -> "Rotation":
-        """Return a `Rotation` in which every row (token) has the position of the first row, so all offsets are 0."""
+        """Return a new `Rotation` in which every row (token) has the cos and sin of the first row, so all offsets are
+        0.
+        """
         return replace(self, cos=self.cos[..., :1, :], sin=self.sin[..., :1, :])
 
     def turned(
         self, x: Float[Tensor, "*batch heads rows d_head"], direction: Literal[1, -1], pairs: Any
     ) -> Float[Tensor, "*batch heads rows columns"]:
-        """Return the columns of some rotary pairs of x, rotated by their angles.
+        """Return the columns of some rotary pairs of x, rotated by their angles, as a new tensor.
 
-        direction: 1, or -1 to rotate by the negative angles. pairs: a mask, indices or a slice. Columns are [real
-        parts, imaginary parts].
+        x: queries or keys. direction: 1, or -1 to rotate by the negative angles. pairs: the pairs, as a mask, indices
+        or a slice. Columns of the result are [real parts, imaginary parts].
         """
         real, imag = (index.to(x.device)[pairs] for index in (self.geometry.real_index, self.geometry.imag_index))
         cos, sin = (self._per_head(table).to(x)[..., pairs] for table in (self.cos, direction * self.sin))
         return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
     def _per_head(self, table: Tensor) -> Tensor:
-        """Return a table of cos or sin, [batch, rows, pairs], with an axis of heads added; other tables unchanged."""
+        """Return `table`, cos or sin [batch, rows, pairs], with an axis of heads (length 1) added; tables with other
+        axes unchanged.
+        """
         return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
 
@@ -109,7 +114,7 @@ class ScoreSide(Castable):
     rotation: Rotation | None
 
     def first(self) -> "ScoreSide":
-        """Return a `ScoreSide` with only the first sequence of the batch."""
+        """Return a new `ScoreSide` with only the first sequence of the batch; its tensors are views."""
         rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
@@ -120,11 +125,13 @@ class ScoreSide(Castable):
         return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
 
     def in_float32(self) -> "ScoreSide":
-        """Return a `ScoreSide` with these queries or keys in float32."""
+        """Return a new `ScoreSide` with these queries or keys, and cos and sin, in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
     def of_head(self, index: int) -> "ScoreSide":
-        """Return the queries or keys of one head only. index: its place among the heads of this object."""
+        """Return a new `ScoreSide` with the queries or keys of one head only. index: the head's place among the heads
+        of this object.
+        """
         rotation = self.rotation and self.rotation.of_heads([index])
         return replace(self.as_(lambda part: part[:, index : index + 1]), rotation=rotation)
 
@@ -193,9 +200,9 @@ def _run_side(
 ) -> ScoreSide:
     """Return the queries or the keys of some heads in a run as a `ScoreSide`.
 
-    captured: queries or keys of all heads.
+    captured: queries or keys of all heads, before norm and rotation.
     places: indices of the heads in `captured`. heads: their indices in `bias` and in the gains of `norm`.
-    bias, norm: of all heads of the layer.
+    bias, norm: of all heads of the layer; norm is None without a query/key norm.
     rotation: cos and sin of these heads, None without rotary positions.
     select: function that takes heads from a tensor [batch, pos, heads, ...].
     queries: True applies gain and phase of learnable rotary positions.
@@ -219,9 +226,10 @@ def _changed_side(
 ) -> ScoreSide:
     """Return the queries or keys of one head as a `ScoreSide`, with `change` added before the norm.
 
-    projected, change: of all heads, because a norm whose mean runs over heads is computed again. The other heads do not
-    change. change: None adds nothing. head: index of the head in `projected`. bias: None if content (the part without
-    bias) is not kept apart. queries: True applies gain and phase of learnable rotary positions.
+    projected, change: of all heads, because a norm whose mean runs over heads is computed again; neither is changed.
+    The other heads do not change. change: None adds nothing. head: index of the head in `projected`. bias: None if
+    content (the part without bias) is not kept apart. norm: the query/key norm, None without one. rotation: cos and sin
+    at the rows, None without rotary positions. queries: True applies gain and phase of learnable rotary positions.
     """
     changed = projected[..., [head], :] if change is None else projected[..., [head], :] + change[..., [head], :]
     scale = None
@@ -235,9 +243,10 @@ def _changed_side(
 
 
 def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tensor | None) -> Rotation:
-    """Return the `Rotation` of one head at some rows. cos, sin: [pos, pairs].
+    """Return the `Rotation` of one head at some rows (tokens).
 
-    rows: positions, [rows] or [sequences, rows]; None: all positions.
+    geometry: the head's rotary pairs. cos, sin: [pos, pairs]. rows: positions of the rows, [rows] or [sequences, rows];
+    None: all positions.
     """
     if rows is None:
         return Rotation(geometry, cos, sin)
@@ -247,7 +256,7 @@ def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tenso
 
 
 def keys_read(heads: list[int], n_heads: int, n_keys: int) -> list[int]:
-    """Return for each query head the index of the key (or value) head that it reads.
+    """Return a list with, for each of `heads`, the index of the key (or value) head that this query head reads.
 
     n_heads: query heads of the layer. n_keys: key heads, fewer if query heads share them.
     """
@@ -255,7 +264,9 @@ def keys_read(heads: list[int], n_heads: int, n_keys: int) -> list[int]:
 
 
 def _heads_of(tensor: Tensor, heads: list[int]) -> Tensor:
-    """Return some heads of a tensor [batch, pos, heads, ...]."""
+    """Return a copy of some heads of a tensor [batch, pos, heads, ...]. heads: their indices, in the order of the
+    result.
+    """
     return tensor[:, :, heads]
 
 
@@ -385,7 +396,7 @@ class HeadScores:
         )
 
     def first(self) -> "HeadScores":
-        """Return the `HeadScores` of only the first sequence of the batch."""
+        """Return a new `HeadScores` with only the first sequence of the batch."""
         return replace(self, query=self.query.first(), key=self.key.first())
 
     @property
@@ -398,11 +409,11 @@ class HeadScores:
         return HeadScores(self.layer, [*self.heads], self.query.copied(), self.key.copied())
 
     def in_float32(self) -> "HeadScores":
-        """Return the `HeadScores` with queries and keys in float32."""
+        """Return a new `HeadScores` with queries and keys in float32."""
         return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
 
     def at_one_position(self) -> "HeadScores":
-        """Return the `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
+        """Return a new `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
 
         Queries and keys must be the same rows. Rotations cancel; factors on cos and sin, gain and phase remain.
         """
@@ -413,7 +424,7 @@ class HeadScores:
         return replace(self, query=replace(self.query, rotation=at_one), key=replace(self.key, rotation=at_one))
 
     def of_head(self, index: int) -> "HeadScores":
-        """Return the `HeadScores` of one head only. index: its place in `heads`."""
+        """Return a new `HeadScores` with one head only. index: the head's place in `heads`."""
         return HeadScores(self.layer, [self.heads[index]], self.query.of_head(index), self.key.of_head(index))
 
     def whole(self) -> Float[Tensor, "*batch heads queries keys"]:
@@ -500,15 +511,17 @@ class HeadScores:
         return (query.whole, key.whole) if include_bias else (query.content, key.content)
 
     def _even(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the part of the products of queries and keys that is even in the offset (C), not scaled."""
+        """Return the part of the products of `queries` and `keys` that is even in the offset (C), not scaled: [*batch,
+        heads, queries, keys].
+        """
         content = self._product(queries, keys, 1)
         return content if self.key.rotation is None else content.add_(self._product(queries, keys, -1)).div_(2)
 
     def _mirrored(self, content: Tensor, include_bias: bool) -> Tensor:
         """Return C (the part of the score that is even in the offset) with the two tokens exchanged, not scaled.
 
-        content: C itself. The norms' factors per token are not exchanged: the query's factor stays at the query, the
-        key's at the key.
+        content: C itself, which stays unchanged. include_bias: True if C includes the biases of queries and keys. The
+        norms' factors per token are not exchanged: the query's factor stays at the query, the key's at the key.
         """
         at_query, at_key = self.query.token_scale, self.key.token_scale
         if at_query is None and at_key is None:
@@ -521,7 +534,8 @@ class HeadScores:
         return self._even(queries / ratio, keys * ratio).mT
 
     def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
-        """Return the products of queries and keys over all columns, rotated, not scaled.
+        """Return the products of `queries` and `keys` over all columns, rotated, not scaled: [*batch, heads, queries,
+        keys].
 
         direction: -1 negates every angle.
         """
@@ -534,7 +548,8 @@ class HeadScores:
     def _turning(
         self, queries: Tensor, keys: Tensor, direction: Literal[1, -1], pairs: Bool[Tensor, "pairs"] | None
     ) -> Tensor:
-        """Return the products of queries and keys over the rotary columns of some pairs, rotated, not scaled.
+        """Return the products of `queries` and `keys` over the rotary columns of some pairs, rotated, not scaled:
+        [*batch, heads, queries, keys].
 
         direction: -1 negates every angle. pairs: a mask; None: all.
         """
@@ -547,7 +562,9 @@ class HeadScores:
 def key_weights(
     scores: Float[Tensor, "*batch queries keys"], visible: Bool[Tensor, "*mask queries keys"]
 ) -> Float[Tensor, "*batch queries keys"]:
-    """Return the softmax of scores over the visible keys; a row without visible keys is 0."""
+    """Return the attention weights: the softmax of `scores` over the keys that the mask `visible` marks; a row without
+    visible keys is 0.
+    """
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
 
@@ -571,9 +588,13 @@ class RebuiltScores(NamedTuple):
 def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor]) -> RebuiltScores:
     """Return a layer's scores in float64 as `RebuiltScores`, rebuilt from the residual stream that entered it in a run.
 
-    index: the layer. captured: activations of the run, from hook point name to tensor: "residual", and "cos" and "sin"
-    if the layer has these points. Raises UnsupportedArchitecture or BadWeights if the layer cannot be read,
-    ScoreMismatch if the model rotates by other angles, ValueError if the prompt is too long for one score scale.
+    Its fields are `.total` (the scores), `.inside` (from M) and `.outside` (from biases and ALiBi), each [batch, heads,
+    pos, pos].
+
+    view: the model. index: the layer. captured: activations of the run, from hook point name to tensor: the layer's
+    input, and cos and sin if the layer has these points. Raises UnsupportedArchitecture or BadWeights if the layer
+    cannot be read, ScoreMismatch if the model rotates by other angles, ValueError if the prompt is too long for one
+    score scale.
     """
     raw = view.raw(index)
     residual = captured[view.hook_names(index)["residual"]]
@@ -600,11 +621,12 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
 def rotation_tables(
     view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
-    """Return (cos, sin) per position and rotary pair as the model applied them in a run; None without rotary positions.
+    """Return (cos, sin) per position and rotary pair as the model applied them in a run, each [pos, pairs]; None
+    without rotary positions.
 
-    rotary: the layer's geometry, whose frequencies the tables must agree with. index: the layer. n_positions: tokens of
-    the prompt. captured: activations of the run, from hook point name to tensor. A layer with learnable rotary
-    positions has an axis of heads in front. Raises ScoreMismatch if the model rotates by other angles.
+    view: the model. rotary: the layer's geometry, whose frequencies the tables must agree with. index: the layer.
+    n_positions: tokens of the prompt. captured: activations of the run, from hook point name to tensor. A layer with
+    learnable rotary positions has an axis of heads in front. Raises ScoreMismatch if the model rotates by other angles.
     """
     if rotary is None:
         return None

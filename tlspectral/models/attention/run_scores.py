@@ -14,8 +14,8 @@ def visible_keys(
 ) -> Bool[Tensor, "batch heads queries keys"]:
     """Return a bool mask [batch, heads, queries, keys]: True for the keys that the queries of a layer see.
 
-    index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook point name to
-    tensor, with all or some of the layer's scores.
+    view: the model. index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook
+    point name to tensor, with all or some of the layer's scores.
 
     The mask is read from the scores that the layer's hook point shows, if any. Otherwise the layer's own mask is
     assumed, without padding. Axes of batch and heads have length 1 if the mask is the same for all.

@@ -75,7 +75,10 @@ LOOK_FOR_HOOKS = "look for hooks that edit queries, keys, scores or the pattern,
 
 
 def noise_of(what: Quantity, stored: torch.dtype) -> tuple[float, float]:
-    """Return (absolute, relative) of the largest allowed difference of a quantity, for a stored type."""
+    """Return (absolute, relative): the largest allowed difference of a quantity is absolute + relative * size.
+
+    what: the quantity, a key of `NOISE` such as "scores" or "stream". stored: type in which the model stores it.
+    """
     noise, eps = NOISE[what], torch.finfo(stored).eps
     if eps < 1e-4:
         return noise.wide

@@ -51,10 +51,9 @@ class CheckpointFiles:
         self.file_of = self._tensors()
 
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return a dict from tensor name to (type, shape), read from file headers.
+        """Return a dict from tensor name to (type, shape) for the named `tensors`, read from file headers.
 
-        The type has its name in safetensors, such as "BF16".
-
+        The type has its name in safetensors, such as "BF16". Files of a hub model with these tensors are downloaded.
         Raises BadWeights for a damaged file, or if a file lacks a tensor that the index promises.
         """
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -79,7 +78,9 @@ class CheckpointFiles:
         return found
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
-        """Return a dict from tensor name to tensor as stored, on the CPU, memory-mapped: data are read when used."""
+        """Return a dict from name to tensor for the named `tensors`, as stored, on the CPU, memory-mapped: data are
+        read when used.
+        """
         values: dict[str, Tensor] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:
@@ -87,7 +88,7 @@ class CheckpointFiles:
         return values
 
     def digest(self, tensors: Iterable[str]) -> str:
-        """Return the SHA-256 (hex) of names and stored bytes of tensors, sorted by name."""
+        """Return the SHA-256 (hex) of names and stored bytes of the named `tensors`, sorted by name."""
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
@@ -95,7 +96,9 @@ class CheckpointFiles:
         return digest.hexdigest()
 
     def _by_file(self, tensors: Iterable[str]) -> dict[Path, list[str]]:
-        """Return a dict from the path of a file to the names of those of the tensors that it holds."""
+        """Return a dict from the path of a file to the names of the tensors in it, for the named `tensors`; files of a
+        hub model are downloaded.
+        """
         names: dict[Path, list[str]] = {}
         for tensor in tensors:
             names.setdefault(self._path(self.file_of[tensor]), []).append(tensor)

@@ -125,7 +125,7 @@ class WeightFiles:
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream."""
+        """Width of the residual stream of the checkpoint's model."""
         return int(self.config.hidden_size)
 
     @cached_property
@@ -146,7 +146,7 @@ class WeightFiles:
         return read_layers(self.n_layers, self.skipped)
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises UnsupportedArchitecture for a skipped layer."""
+        """Return the number of query heads of layer `index`. Raises UnsupportedArchitecture for a skipped layer."""
         for skipped in self.skipped:
             if skipped.layer == index:
                 raise UnsupportedArchitecture(f"layer {index}: {skipped.reason}")
@@ -163,7 +163,11 @@ class WeightFiles:
         return {**self.files.record, **unused, **skipped, "backend": "bridge, layer by layer"}
 
     def origin(self, layers: Iterable[int]) -> dict[str, Any]:
-        """Return the origin of the weights for a table's `attrs`, a dict: `source`, and a hash of each layer."""
+        """Return the origin of the weights for a table's `attrs`: a dict with the entries of `source` (`model`,
+        `revision`, ...) and hashes of `layers`.
+
+        The hashes are `weights_sha256` and `weights_by_layer`, with `n_layers`. Skipped layers have no hash.
+        """
         digests = {index: self.digest(index) for index in layers if index in self.layers}
         return {**self.source, **recorded_weights(digests, self.n_layers)}
 
@@ -185,7 +189,9 @@ class WeightFiles:
             return unused_weights(self._empty(), files.file_of, read, files.name, files.shapes())
 
     def _empty(self) -> torch.nn.Module:
-        """Return the whole model of transformers on the meta device: with names and shapes, without memory."""
+        """Return the whole model of transformers of this checkpoint on the meta device: with names and shapes, without
+        memory for weights.
+        """
         file = f"config.json of {self.files.name}"
         return empty_model(self._whole, tensors=len(self.files.file_of), file=file)
 
@@ -300,7 +306,8 @@ class WeightFiles:
 
 
 def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
-    """Return each list of layers that have attention on text, as a dict: layer -> name within the layer -> whole name.
+    """Return the lists of layers that have attention on text, each as a dict: layer -> name within the layer -> whole
+    name.
 
     names: names of the tensors or parameters of a model.
     """

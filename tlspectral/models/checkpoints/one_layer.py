@@ -17,7 +17,8 @@ _FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_in
 
 
 def one_layer_config(config: Any, index: int) -> Any:
-    """Return the config of a model with layer `index` alone and a vocabulary of at most 256 tokens.
+    """Return a changed copy of a config of transformers: a model with layer `index` alone and a vocabulary of at most
+    256 tokens.
 
     Per-layer lists (window, rotary or not, local or global) keep only this layer's entry. The number of first layers
     without experts becomes 0 or 1. Settings that say which layers have attention or experts now describe this layer.

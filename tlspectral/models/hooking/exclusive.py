@@ -96,7 +96,9 @@ def autocast_of(model: Any) -> list[str]:
 
 
 def refuse_autocast(model: Any) -> None:
-    """Raise ValueError if `torch.autocast` is on, because it would round measured values to 16 bits."""
+    """Raise ValueError if `torch.autocast` is on for the CPU or the device of `model`, because it would round measured
+    values to 16 bits.
+    """
     for kind in autocast_of(model):
         raise ValueError(
             f"torch.autocast is on for {kind} ({torch.get_autocast_dtype(kind)}) and would round measured values: call "
@@ -107,7 +109,8 @@ def refuse_autocast(model: Any) -> None:
 
 @uninterrupted
 def evaluating(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode until the `with` block ends, for this thread only.
+    """Set a model to evaluation mode until the `with` block ends, for this thread only; then each module gets its old
+    mode back.
 
     A nested block does nothing, so many passes in one block go through the modules only once. Raises ValueError if
     `torch.autocast` is on, EditNotHonored if another thread has an `ablate` block open on the model.

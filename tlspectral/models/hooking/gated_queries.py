@@ -25,10 +25,10 @@ class OfQueries:
         self.hook, self.d_head = hook, d_head
 
     def __call__(self, activation: Tensor, hook: Any) -> Tensor | None:
-        """Call the hook on the queries [batch, pos, heads, d_head].
+        """Call the hook on the queries [batch, pos, heads, d_head] in `activation`, which holds queries and gate.
 
-        activation: queries and gate. hook: the hook point. Return the whole activation with the hook's edit, or None if
-        the hook returned None.
+        hook: the hook point. Return a copy of the whole activation with the hook's edit, or None if the hook returned
+        None.
         """
         whole = activation.reshape(*activation.shape[:2], -1, 2, self.d_head)
         edited = self.hook(whole[:, :, :, 0], hook=hook)

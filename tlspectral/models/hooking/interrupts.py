@@ -192,7 +192,10 @@ class _OfUser(_Uninterrupted, UserBlock):
 
 
 class interruptible:
-    """Let Ctrl-C act during a slow step of an `uninterrupted` entry, including a signal that was held back before."""
+    """A context manager that lets Ctrl-C act during a slow step of an `uninterrupted` entry.
+
+    A signal that was held back before acts at once. At the end of the `with` block signals are held back again.
+    """
 
     def __enter__(self) -> None:
         self._handler = handler = _standing_handler()

@@ -34,11 +34,14 @@ class HookOfThread:
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The user's or library's hook itself, without wrappers for queries or rows."""
+        """The function of the user or library that this hook calls, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
-        """Call the hook and return its result. Raises EditNotHonored in a pass of another thread."""
+        """Call the hook on (`activation`, hook point `hook`) and return its result: an edited activation or None.
+
+        Raises EditNotHonored in a pass of another thread.
+        """
         if get_ident() != self.thread:
             raise EditNotHonored(
                 f"{model_name(self.model)}: in this pass a hook of another thread would act at {hook.name}; {ADVICE}"
@@ -64,7 +67,7 @@ class _HookOfCopy:
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The hook itself, without wrappers for queries or rows."""
+        """The function of the user or library that was placed, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
@@ -154,7 +157,8 @@ def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
 
 @uninterrupted
 def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
-    """Take all hooks off a model, and turn autocast off, until the `with` block ends; then restore them in their order.
+    """Take all hooks off a model, and turn autocast off, until the `with` block ends; then put the hooks back in their
+    order.
 
     points: `model.hook_dict`, from name to hook point.
     """
@@ -182,19 +186,19 @@ def _restore(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None
 
 
 def _known_ids(point: Any) -> set[int]:
-    """Return the ids of the hooks that TransformerLens knows at a hook point."""
+    """Return the ids of the hooks that TransformerLens lists at the hook point `point`."""
     return {handle.hook.id for handle in point.fwd_hooks}
 
 
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
-    """Remove hooks that `hooks_on` placed. placed: (name, hook point, handle) of each."""
+    """Remove hooks that `hooks_on` placed from their hook points. placed: (name, hook point, handle) of each."""
     for _, point, handle in placed:
         handle.hook.remove()
         point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook itself, without its wrappers `OfQueries` and `OfRows`."""
+    """Return the function of the user or library in `placed`, without its wrappers `OfQueries` and `OfRows`."""
     while isinstance(placed, OfQueries | OfRows):
         placed = placed.hook
     return placed
@@ -214,7 +218,9 @@ def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
 
 
 def _rows_of(placed: Any) -> OfRows | None:
-    """Return the `OfRows` wrapper of a placed hook; None for a hook on all rows."""
+    """Return the `OfRows` wrapper (a hook that acts on some rows of the batch only) in a placed hook; None for a hook
+    on all rows.
+    """
     placed = getattr(placed, "placed", placed)
     placed = placed.hook if isinstance(placed, OfQueries) else placed
     return placed if isinstance(placed, OfRows) else None
@@ -226,7 +232,8 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def send_captures_by_name() -> None:
-    """Let pickle refer to transformers' collector of outputs by its name.
+    """Register with `copyreg` that pickle refers to transformers' collector of outputs by its name; nothing to do if it
+    is not imported.
 
     After `run_with_cache` hooks on the model refer to this collector, whose context variable cannot be pickled.
     """

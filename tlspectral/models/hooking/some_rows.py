@@ -20,9 +20,10 @@ class OfRows:
         self.hook, self.rows, self.batch = hook, rows, batch
 
     def __call__(self, activation: Tensor, hook: Any) -> Tensor | None:
-        """Call the hook on its rows; return the whole activation with its edit, or None if it returned None.
+        """Call the hook on its rows of `activation`; return a copy of the whole activation with its edit, or None if it
+        returned None.
 
-        Raises EditNotHonored for an edit of a tensor that has not one row per batch row.
+        hook: the hook point. Raises EditNotHonored for an edit of a tensor that has not one row per batch row.
         """
         # A float tensor with two axes is a table by position. Integers with two axes are token ids, one row per prompt.
         by_row = activation.ndim > 2 or not activation.is_floating_point()
@@ -41,6 +42,6 @@ class OfRows:
         return whole
 
     def apart_from(self, other: Any) -> bool:
-        """Return True if another hook (any object) is an `OfRows` whose rows do not overlap with this one's."""
+        """Return True if `other`, a hook or any object, is an `OfRows` whose rows do not overlap with this one's."""
         own = self.rows
         return isinstance(other, OfRows) and (other.rows.stop <= own.start or own.stop <= other.rows.start)

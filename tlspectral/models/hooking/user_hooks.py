@@ -60,7 +60,8 @@ class Acting(NamedTuple):
 
 
 def user_hooks(model: Any) -> dict[str, int]:
-    """Return a dict from hook point or module to the number of the user's changes there, without those of libraries.
+    """Return a dict from hook point or module of `model` to the number of the user's changes there, without those of
+    libraries.
 
     Counted are hooks of TransformerLens and of PyTorch (forward and backward); hooks of all modules
     (`register_module_forward_hook`); replaced methods and modules; parametrized weights; open modes of torch. Hooks of
@@ -73,7 +74,11 @@ def user_hooks(model: Any) -> dict[str, int]:
 
 
 def warn_of_hooks(model: Any) -> None:
-    """Warn if hooks of the user without a `with` block (a forgotten `add_hook`) would act in a measurement."""
+    """Warn (UserWarning) if hooks of the user that no `with` block placed (a forgotten `add_hook`) are on `model` and
+    would act in a measurement.
+
+    The warning names up to six places and says how to take the hooks off. The hooks stay.
+    """
     by_name: dict[str, list[bool]] = {}
     for acting in acting_on(model):
         by_name.setdefault(acting.name, []).append(acting.of_context)
@@ -232,7 +237,7 @@ def of_a_library(hook: Callable[..., Any]) -> bool:
 
 
 def _homes(function: Any) -> Iterator[str]:
-    """Yield the names of the modules in which a function, and each function that it wraps, are defined."""
+    """Yield the names of the modules in which `function`, and each function that it wraps, are defined."""
     while function is not None:
         while isinstance(function, partial):
             function = function.func
@@ -243,12 +248,14 @@ def _homes(function: Any) -> Iterator[str]:
 
 
 def _is_of(libraries: tuple[str, ...], home: str | None) -> bool:
-    """Return True if a module name begins with one of these library prefixes."""
+    """Return True if the module name `home`, such as "torch.nn", begins with one of the prefixes in `libraries`, such
+    as "torch.".
+    """
     return f"{home}.".startswith(libraries)
 
 
 def _root(kind: type) -> str:
-    """Return the top-level package of a class."""
+    """Return the name of the top-level package of the class `kind`, such as "torch"."""
     return kind.__module__.partition(".")[0]
 
 

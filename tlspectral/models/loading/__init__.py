@@ -99,7 +99,9 @@ def load_model(
 
 
 def _float_type(dtype: str | torch.dtype) -> torch.dtype:
-    """Return the torch type for a floating-point type or its name ("float32"). Raises ValueError for anything else."""
+    """Return the torch type for `dtype`, a floating-point type or its name ("float32"). Raises ValueError for anything
+    else.
+    """
     float_type = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(float_type, torch.dtype) or not float_type.is_floating_point:
         raise ValueError(f"dtype={shown(dtype)} is not a floating-point type of torch: give one, such as 'float32'.")

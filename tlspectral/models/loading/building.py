@@ -54,10 +54,11 @@ def build_model(
 
 
 def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
-    """Return a raw TransformerBridge around a Hugging Face model, whose submodules are replaced in place.
+    """Return a raw TransformerBridge around the Hugging Face model `pretrained`.
 
-    tokenizer: its tokenizer, or None. name: its name. Raises UnsupportedArchitecture if TransformerLens has no bridge
-    for the model's class, or the bridge cannot hold the model.
+    The weights are not copied: the bridge holds `pretrained`, whose submodules are replaced in place. tokenizer: its
+    tokenizer, or None. name: its name. Raises UnsupportedArchitecture if TransformerLens has no bridge for the model's
+    class, or the bridge cannot hold the model.
     """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
@@ -89,9 +90,10 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 
 
 def _correct(adapter: Any, pretrained: Any) -> None:
-    """Correct an architecture adapter of TransformerLens in place, so that its bridge fits a Hugging Face model.
+    """Correct `adapter`, an architecture adapter of TransformerLens, in place, so that its bridge fits a Hugging Face
+    model.
 
-    pretrained: the Hugging Face model, not changed.
+    pretrained: the Hugging Face model, not changed. Nothing is returned.
     """
     correct_packed(adapter, pretrained.config)
     if pretrained.config.model_type == "gemma3n_text":
@@ -111,7 +113,8 @@ def _correct(adapter: Any, pretrained: Any) -> None:
 
 
 def _hold_attention(adapter: Any, name: str) -> None:
-    """Add a bridge of attention to an architecture adapter in place, for models with attention in some layers only.
+    """Add a bridge of attention to `adapter`, an architecture adapter, in place, for models with attention in some
+    layers only.
 
     name: the attribute of a layer that holds its attention, or in other layers another module that mixes tokens.
     """
@@ -142,7 +145,10 @@ def _hold_attention(adapter: Any, name: str) -> None:
 
 
 def _register_gemma3n_text() -> None:
-    """Register an adapter for Gemma 3n as a model of text; TransformerLens' own needs the package timm for images."""
+    """Register an architecture adapter in TransformerLens, by which Gemma 3n is bridged as a model of text.
+
+    TransformerLens' own adapter needs the package timm for images.
+    """
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory as Factory
     from transformer_lens.model_bridge.supported_architectures.gemma3n import Gemma3nArchitectureAdapter as Whole
 

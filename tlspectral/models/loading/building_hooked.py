@@ -26,14 +26,14 @@ _converting = threading.Lock()
 
 
 def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> Any:
-    """Return a Hugging Face model as a HookedTransformer on the CPU with folded norm gains.
+    """Return a new HookedTransformer on the CPU, with folded norm gains, from the weights of a Hugging Face model.
 
     Nothing is centred and value biases stay in place, so the logits equal the checkpoint's. Without learned positions
     the context is the config's, at most 2048 tokens.
 
-    model: of transformers. tokenizer: its tokenizer, or None. name: hub id or path. dtype: of the weights. Raises
-    ImportError on TransformerLens 4; UnsupportedArchitecture if TransformerLens cannot hold the model, or would ignore
-    rope scaling or a sliding window.
+    model: of transformers; it stays unchanged. tokenizer: its tokenizer, or None. name: hub id or path. dtype: of the
+    weights. Raises ImportError on TransformerLens 4; UnsupportedArchitecture if TransformerLens cannot hold the model,
+    or would ignore rope scaling or a sliding window.
     """
     hooked_class = hooked_transformer_class()
     try:

@@ -248,8 +248,9 @@ def _require_fitting(
 ) -> None:
     """Raise BadWeights if a tensor has not its parameter's shape, or if two tied embeddings have other values.
 
-    placed: from name of a tensor to its parameter. shapes: from name of a tensor to its stored shape. read: function
-    from name of a tensor to the tensor. who: the checkpoint's name in messages.
+    model: the model of transformers, whose parameters give the shapes. placed: from name of a tensor to its parameter.
+    shapes: from name of a tensor to its stored shape. read: function from name of a tensor to the tensor. who: the
+    checkpoint's name in messages.
     """
     whole: Any = model
     parameters = whole.state_dict()
@@ -364,9 +365,8 @@ def listed(unused: Iterable[str]) -> dict[str, Any]:
 
 
 def _block(target: str) -> tuple[str, int] | None:
-    """Return (prefix of its list of layers, index), such as ("layers.", 3), for a parameter's name.
-
-    None for a name without a number.
+    """Return (prefix of its list of layers, index), such as ("layers.", 3), for the parameter name `target`; None for a
+    name without a number.
     """
     match = _NUMBERED.fullmatch(target)
     return None if match is None else (match[1], int(match[2]))

@@ -24,7 +24,8 @@ def note_given(model: Any, given: Any) -> None:
 
 
 def given_for(model: Any) -> Any:
-    """Return the object of transformers from which `load_model` made this model; None if it does not exist.
+    """Return the object of transformers from which `load_model` made `model`; None if there was none or it no longer
+    exists.
 
     The model is made from a copy of that object, so hooks on the object do not act in the model.
     """
@@ -32,7 +33,8 @@ def given_for(model: Any) -> Any:
 
 
 def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, shared: bool = True) -> Any:
-    """Return a copy of a Hugging Face model with its own modules, buffers and config, without hooks.
+    """Return a copy of the Hugging Face model `given`, with its own modules, buffers and config, without hooks; `given`
+    stays as it is.
 
     Parameters of the copy are new objects on the storage of the original's, unless `dtype` is another type or `shared`
     is False: then they have their own storage. name: the model's name in a warning, which lists the modules whose hooks

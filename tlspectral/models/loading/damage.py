@@ -91,7 +91,7 @@ def from_files(load: Callable[..., Any], source: Source, folder: Path, **options
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file as a dict. Raises BadWeights if the file does not hold one."""
+    """Return the JSON object in the file `path` as a dict. Raises BadWeights if the file does not hold one."""
     with refusing(f"{path} is no JSON; fetch it again"):
         value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
@@ -100,7 +100,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Raise BadWeights if config.json or generation_config.json is not JSON, or asks for too many layers or heads."""
+    """Raise BadWeights if config.json or generation_config.json in `folder` is not JSON, or asks for too many layers or
+    heads.
+    """
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.is_file():
             check_counts(read_json(path), str(path))
@@ -166,13 +168,15 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
 
 
 def download_bars() -> AbstractContextManager[None]:
-    """Return a context for downloads: huggingface_hub shows progress bars unless the user has switched bars off."""
+    """Return a context manager for downloads: in its `with` block huggingface_hub shows progress bars, unless the user
+    has switched bars off.
+    """
     return _without_hub_bars() if hidden() else nullcontext()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
+    """Silence transformers' log messages and progress bars until the `with` block ends, then restore its settings."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -189,7 +193,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _without_hub_bars() -> Iterator[None]:
-    """Hide the progress bars of huggingface_hub inside the context, and restore its setting."""
+    """Hide the progress bars of huggingface_hub until the `with` block ends, then restore its setting."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars

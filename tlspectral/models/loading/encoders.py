@@ -35,7 +35,12 @@ def encoder_class(config: Any, stored: Iterable[str]) -> tuple[Any, dict[str, An
 
 
 def with_head(model: Any) -> Any:
-    """Return an encoder without a head inside a model whose head is the identity; return other models unchanged."""
+    """Return a model that can be run for logits: an encoder without a head is put into a new model whose head is the
+    identity.
+
+    The encoder itself is used, not a copy, and is not changed. Other models are returned unchanged. model: of
+    transformers.
+    """
     import transformers
 
     config = model.config

@@ -60,7 +60,8 @@ PACKAGED = {
 
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
-    """Return the `Source` of a model's name or path, without opening the model.
+    """Return the `Source` (`.kind`, `.location`, `.revision`, `.record`) of a model's name or path, without opening the
+    model.
 
     revision: branch, tag or commit on the hub. checkpoint: training step. Raises ValueError or FileNotFoundError for a
     name, revision or checkpoint that does not fit, ImportError for a demo model that is not installed.
@@ -98,7 +99,7 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
 
 
 def _shipped_source(name: str, shipped: ShippedFile) -> Source:
-    """Return the `Source` of a model in other packages. shipped: its entry in `PACKAGED`.
+    """Return the `Source` of the model `name` in other installed packages. shipped: its entry in `PACKAGED`.
 
     Raises ImportError, with the command to install it, if a package is missing.
     """
@@ -167,8 +168,9 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
 def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
     """Return the `Source` of a hub model, from a hub id or a short name of TransformerLens.
 
-    checkpoint: training step, which becomes the name of a branch. Raises FileNotFoundError if the name is a path that
-    does not exist; ValueError if it is not a hub id, or if the model has no known names of steps.
+    revision: branch, tag or commit. checkpoint: training step, which becomes the name of a branch. Raises
+    FileNotFoundError if the name is a path that does not exist; ValueError if it is not a hub id, or if the model has
+    no known names of steps.
     """
     if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
         raise FileNotFoundError(f"There is no folder or file {name}: give an existing path, or a hub id 'owner/model'.")
@@ -205,7 +207,9 @@ def _hub_id(name: str) -> str:
 
 
 def same_model(name: str, other: str) -> bool:
-    """Return True if two names (short names, hub ids or folders) can mean the same model, whoever owns it."""
+    """Return True if `name` and `other` (short names, hub ids or folders) can mean the same model, whoever owns it:
+    their last parts are equal.
+    """
     return _model_of(name) == _model_of(other)
 
 

@@ -42,9 +42,10 @@ def cache_folder() -> Path:
 
 
 def converted_folder(source: Source) -> tuple[Path, str]:
-    """Return (folder of a GGUF file's float32 copy, SHA-256 of the GGUF file). The copy is made if it is missing.
+    """Return (folder of a GGUF file's float32 copy, SHA-256 of the GGUF file). The copy is written to the cache if it
+    is missing.
 
-    Raises BadWeights for a damaged file, ImportError if a package is missing.
+    source: the `Source` of the GGUF file. Raises BadWeights for a damaged file, ImportError if a package is missing.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
     for block in _blocks(source):
@@ -127,7 +128,7 @@ def _sha256(file: Path) -> str:
 
 
 def _blocks(source: Source) -> Iterator[bytes]:
-    """Yield the bytes of a GGUF file, or of all its parts in order, a MiB at a time."""
+    """Yield the bytes of the GGUF file `source`, or of all its parts in order, a MiB at a time."""
     for part in source.parts:
         with part.open("rb") as stream:
             while block := stream.read(1 << 20):
@@ -192,7 +193,8 @@ def _checked_reader(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _read_once(file: Path, reader: Any) -> Iterator[None]:
-    """Let transformers use this `GGUFReader` of the file, and a cached map of tensor names, in the `with` block.
+    """Let transformers use the `GGUFReader` `reader` of the file, and a cached map of tensor names, until the `with`
+    block ends.
 
     Otherwise transformers reads the header three times, which takes seconds each, and makes the map for every module.
     """

@@ -27,10 +27,10 @@ _BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_templ
 
 
 def pinned(source: Source) -> tuple[Source, Path]:
-    """Return (`Source` of a hub model fixed to one commit, folder of that commit in the cache).
+    """Return (new `Source` with the commit as revision, folder of that commit in the cache) for the hub model `source`.
 
-    It is the cached commit if config.json is cached, otherwise the hub's. Raises ValueError, with the reason, if the
-    hub does not give config.json.
+    It is the cached commit if config.json is cached, otherwise the hub's; then config.json is downloaded. Raises
+    ValueError, with the reason, if the hub does not give config.json.
     """
     config = first_file(source, ["config.json"])
     if config is None:
@@ -67,7 +67,8 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
 
 
 def fetch_weights(source: Source, config: Any) -> None:
-    """Download the weights of a hub model into the cache, in one format. config: the model's config of transformers.
+    """Download the weights of the hub model `source` into the cache, in one format. config: the model's config of
+    transformers.
 
     Raises ValueError if the hub does not give the files, BadWeights if there are none or their index is damaged.
     """
@@ -92,16 +93,18 @@ def fetch_weights(source: Source, config: Any) -> None:
 
 
 def fetch_tokenizer(source: Source) -> None:
-    """Download all tokenizer files of a pinned model into the cache, unless a tokenizer is cached already."""
+    """Download all tokenizer files of the hub model `source`, fixed to one commit, into the cache, unless a tokenizer
+    is cached already.
+    """
     if _cached(source, SETTINGS) is None or not any(isinstance(_cached(source, file), str) for file in VOCABULARIES):
         for file in (*_BESIDE, *VOCABULARIES):
             first_file(source, [file])
 
 
 def _cached(source: Source, file: str) -> Any:
-    """Return the path of a hub model's file in the cache, a string; None if the file is not in the cache.
+    """Return the path (str) of `file` of the hub model `source` in the cache; None if the file is not in the cache.
 
-    Another object is returned if the hub is known to have no such file.
+    Another object, which is not a string, is returned if the hub is known to have no such file. Nothing is downloaded.
     """
     import huggingface_hub
 
@@ -124,7 +127,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
 
 
 def _reason(source: Source, error: Exception) -> str:
-    """Return one line of text: why a file of a hub model was not downloaded, and what to do.
+    """Return one line of text: why a file of the hub model `source` was not downloaded, and what to do.
 
     error: what huggingface_hub raised.
     """

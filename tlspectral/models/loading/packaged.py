@@ -29,7 +29,8 @@ def models_folder() -> Path:
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a checkpoint of this package as a bridge, or for "hooked" as a HookedTransformer with folded norms.
+    """Return a new model of a checkpoint of this package: a bridge, or for the `backend` "hooked" a HookedTransformer
+    with folded norms.
 
     source: the `Source` of the checkpoint, such as "tiny-rope". device, dtype: of the weights. The model's
     `tlspectral_source` is a dict with the name and the SHA-256 of the weights.
@@ -127,15 +128,19 @@ def hooked_from_weights(
 
 
 def _native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a checkpoint's config that TransformerLens knows, set to attention only with LayerNorm."""
+    """Return a new dict with the fields of a checkpoint's `config` that TransformerLens knows, set to attention only
+    with LayerNorm.
+    """
     known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
     return {**known, "attn_only": True, "normalization_type": "LN"}
 
 
 def _with_adjacent_pairs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights in which columns t and t + d_head/2 of W_Q, W_K and their biases stand side by side, for every t.
+    """Return a new dict of weights in which columns t and t + d_head/2 of W_Q, W_K and their biases stand side by side,
+    for every t.
 
-    weights: from TransformerLens' name of a parameter to tensor, as in the result; other parameters are unchanged.
+    weights: from TransformerLens' name of a parameter to tensor, as in the result; it is not changed, and other
+    parameters are the same tensors.
     """
     rotary_parameters = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
     return {
@@ -155,7 +160,8 @@ _NATIVE_NAMES = {
 
 
 def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """Return (name, value) of a parameter in TransformerLens' native model, from those in HookedTransformer.
+    """Return (name, value) of a parameter for TransformerLens' native model, from `name` and `value` in
+    HookedTransformer.
 
     Native projections are [out, in], with all heads on one axis.
     """

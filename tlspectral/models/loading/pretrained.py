@@ -79,9 +79,10 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
 def check_config(config: Any, name: str) -> Any:
     """Return the config of transformers to build a model from, after checks; for Gemma 3n the config of its text part.
 
-    Causal language models, BERT and RoBERTa in plain floating point pass. name: the model's name in messages. Raises
-    UnsupportedArchitecture for another encoder, an encoder-decoder model, or a model that runs a layer several times in
-    a pass; BadWeights for quantised weights.
+    It is `config` itself, not changed, or a copy without an empty `quantization_config`. Causal language models, BERT
+    and RoBERTa in plain floating point pass. name: the model's name in messages. Raises UnsupportedArchitecture for
+    another encoder, an encoder-decoder model, or a model that runs a layer several times in a pass; BadWeights for
+    quantised weights.
     """
     import transformers
 

@@ -71,8 +71,9 @@ def load_other(
 def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
     """Return (copy, origin) of a model object of transformers: the copy has eager attention and weights of `dtype`.
 
-    origin: a dict with `model`, `revision` (None) and, if known, `commit`. dtype: None keeps the object's own. Raises
-    TypeError, UnsupportedArchitecture or BadWeights for an object that cannot be read.
+    given: the object, which stays unchanged; without another `dtype` the copy shares its weights' memory. origin: a
+    dict with `model`, `revision` (None) and, if known, `commit`. dtype: None keeps the object's own. Raises TypeError,
+    UnsupportedArchitecture or BadWeights for an object that cannot be read.
     """
     name = _checked_name(given)
     stated = getattr(given.config, "_commit_hash", None)
@@ -113,7 +114,7 @@ def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
 
 
 def _checked_name(given: Any) -> str:
-    """Return the name of a model object of transformers: its hub id or folder, otherwise its class.
+    """Return the name of `given`, a model object of transformers: its hub id or folder, otherwise its class.
 
     Raises TypeError for another object, UnsupportedArchitecture for an unmerged adapter or another kind of model.
     """
@@ -144,7 +145,8 @@ def _checked_name(given: Any) -> str:
 
 
 def _check_weights(given: Any, name: str) -> None:
-    """Raise if the weights of a model object cannot be read. name: the model's name in messages.
+    """Raise an error if the weights of `given`, a model object of transformers, cannot be read. name: the model's name
+    in messages.
 
     BadWeights: quantised weights, or weights on the meta device. UnsupportedArchitecture: a model on several devices.
     """

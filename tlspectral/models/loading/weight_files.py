@@ -159,7 +159,9 @@ def require_indexed(
 
 @contextmanager
 def safetensors_file(path: Path) -> Iterator[Any]:
-    """Yield an open safetensors file. Raises BadWeights if it is cut off or damaged."""
+    """Open the safetensors file `path` and yield it; it is closed when the `with` block ends. Raises BadWeights if it
+    is cut off or damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -170,7 +172,9 @@ def safetensors_file(path: Path) -> Iterator[Any]:
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the tensors in a file. Raises BadWeights if the file is damaged."""
+    """Return the names of the tensors in a file of weights, safetensors or pickle. Raises BadWeights if the file is
+    damaged.
+    """
     if file.suffix == ".safetensors":
         with safetensors_file(file) as opened:
             return list(opened.keys())
@@ -187,7 +191,9 @@ def stored_tensor(file: Path, name: str) -> Tensor:
 
 
 def model_files(source: Source) -> list[Path]:
-    """Return the files that make up a model on disk, sorted by name; for a GGUF file its parts in order."""
+    """Return the paths of the files that make up the model `source` on disk, sorted by name; for a GGUF file its parts
+    in order.
+    """
     if source.parts:
         return list(source.parts)
     files = Path(source.location).iterdir()
@@ -201,13 +207,15 @@ def file_name(shown: str, identity: str) -> str:
 
 
 def files_state(source: Source) -> str:
-    """Return the SHA-256 (hex) of names, sizes and change times of a model's files, without reading the files."""
+    """Return the SHA-256 (hex) of names, sizes and change times of the files of the model `source`, without reading the
+    files.
+    """
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model_files(source)]
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
 def files_digest(source: Source) -> str:
-    """Return the SHA-256 (hex) of names and contents of a model's files on disk."""
+    """Return the SHA-256 (hex) of names and contents of the files of the model `source` on disk."""
     digest = hashlib.sha256()
     for file in model_files(source):
         digest.update(file.name.encode())

@@ -91,16 +91,19 @@ def kind_of(block: Any) -> str:
 
 
 def writes_more(block: Any) -> bool:
-    """Return True if a bridge's layer has a writer to the residual stream besides heads and an MLP with a hook point.
+    """Return True if a layer of a bridge has a writer to the residual stream besides heads and an MLP with a hook
+    point.
 
-    Such writers are mixers (state-space, convolution) and MLPs without a hook point (Granite).
+    block: the bridge of the layer. Such writers are mixers (state-space, convolution) and MLPs without a hook point
+    (Granite).
     """
     modules = block._modules
     return modules.get("attn") is None or any(modules.get(name) is not None for name in (*MIXERS, *_MLP_PARTS))
 
 
 def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Callable[[int], str]) -> list[SkippedLayer]:
-    """Return a `SkippedLayer` for each of these layers for which `read(layer)` raises UnsupportedArchitecture.
+    """Return a list with a `SkippedLayer` (layer, kind, reason) for each of these layers for which `read(layer)` raises
+    UnsupportedArchitecture.
 
     kind: function from a layer's index to the class name of its mixer.
     """
@@ -129,7 +132,7 @@ def unread(kind: str) -> str:
 
 
 def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
-    """Return the indices of the layers that are not in `skipped`, sorted.
+    """Return the indices of the layers, from 0 to `n_layers` - 1, that are not in `skipped`, sorted.
 
     Raises UnsupportedArchitecture if all layers are skipped. The message gives the reason of the first skipped layer
     with attention, or of the first layer if none has attention.
@@ -142,7 +145,7 @@ def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
 
 
 def is_causal(model: Any, attention: Any) -> bool:
-    """Return True if this attention module of a bridge masks later keys.
+    """Return True if the module `attention` of the bridge `model` masks later keys.
 
     For BERT and RoBERTa the wrapped module decides, because TransformerLens calls their decoder variants bidirectional
     too.
@@ -157,14 +160,14 @@ def is_causal(model: Any, attention: Any) -> bool:
 
 
 def is_encoder(model: Any) -> bool:
-    """Return True if a bridge holds one of the two supported encoders, BERT or RoBERTa."""
+    """Return True if the bridge `model` holds one of the two supported encoders, BERT or RoBERTa."""
     attention = getattr(blocks_of(model)[0].module, "attn", None)
     wrapped = getattr(attention, "original_component", None)
     return special_attention(wrapped).encoder and not is_causal(model, attention)
 
 
 def output_map(block: Any) -> Any:
-    """Return the innermost module of a layer that multiplies z (a head's output before W_O) by W_O.
+    """Return the innermost module of the layer `block` that multiplies z (a head's output before W_O) by W_O.
 
     None in a HookedTransformer, whose layers have no such module.
     """
@@ -197,7 +200,10 @@ def expect_edited_pattern(block: Any, expected: bool) -> None:
 
 
 def _fired(point: Callable[[Any], Any], activation: Any, hook_label: str) -> Any:
-    """Call a hook point of TransformerLens on an activation and return its result, without a warning."""
+    """Call the hook point `point` of TransformerLens on `activation` and return its result, without a warning.
+
+    `hook_label` would be in the warning and is not used.
+    """
     return point(activation)
 
 

@@ -19,11 +19,12 @@ _forms: WeakKeyDictionary[Any, tuple[tuple[Any, ...], tuple[Literal["LN", "RMS"]
 
 
 def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
-    """Return the norm before the attention of a layer; `NO_NORM` if its norms come after attention and MLP.
+    """Return the norm before the attention of a layer as a `Normalization`; `NO_NORM` if its norms come after attention
+    and MLP.
 
-    block: the bridge of the layer. layer: its number, for messages. In OLMo 2 norms act on what attention and MLP
-    write. In GPT, OPT 350M and BERT they act on the stream itself, with gain and bias, so the next layer reads a
-    normalised stream.
+    block: the bridge of the layer. model: the whole bridge. d_model: width of the stream. layer: its number, for
+    messages. In OLMo 2 norms act on what attention and MLP write. In GPT, OPT 350M and BERT they act on the stream
+    itself, with gain and bias, so the next layer reads a normalised stream.
     """
     norm = getattr(block, "ln1", getattr(block, "norm", None))
     layer_module = getattr(block, "original_component", None)
@@ -41,10 +42,10 @@ def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizatio
 
 
 def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
-    """Return the norm of queries or keys in an attention module; None without one.
+    """Return the norm of queries or keys in an attention module as a `QueryKeyNorm`; None without one.
 
-    name: "q_norm", "k_norm" or "v_norm". heads, d_head: the sizes by which the gain is split. Raises
-    UnsupportedArchitecture for a norm that cannot be folded into the weights.
+    name: "q_norm", "k_norm" or "v_norm". model: the bridge. layer: the layer's number, for messages. heads, d_head: the
+    sizes by which the gain is split. Raises UnsupportedArchitecture for a norm that cannot be folded into the weights.
     """
     module = getattr(attention._modules.get(name), "original_component", None)
     if module is None:  # Llama 4 has one norm without gain for queries and keys, which the bridge does not hold
@@ -120,7 +121,10 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
 def _form(
     kind: Literal["LN", "RMS"], added: float, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Normalization:
-    """Return a `Normalization` of this kind whose gain is `weight + added`; added is 0.0 or 1.0."""
+    """Return a `Normalization` of this kind with `bias` and `eps`, whose gain is `weight + added`; added is 0.0 or 1.0.
+
+    weight, bias: parameters of the norm's module, None without one.
+    """
     return Normalization(kind, 1.0 + in_float64(weight) if added and weight is not None else weight, bias, eps)
 
 
@@ -138,7 +142,7 @@ def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) ->
 
 
 def norm_behind(block: Any) -> Any:
-    """Return the bridge's module of the norm after a layer's attention; None without one. block: the layer."""
+    """Return the bridge's module of the norm after the attention of the layer `block`; None without one."""
     modules = block._modules
     if str(getattr(block, "hook_aliases", {}).get("hook_attn_out")).startswith("ln2."):
         return modules["ln2"]  # OLMo hybrid in TransformerLens 3

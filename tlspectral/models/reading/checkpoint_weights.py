@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 
 def checkpoint_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and stored buffers of a transformers model, as a dict from checkpoint name to tensor.
+    """Return parameters and stored buffers of a transformers model, as a dict from checkpoint name to tensor (the
+    model's own, not copies).
 
     module: the model, plain or in a bridge. A bridge puts its own module around each module that it wraps. Weights that
     only the bridge holds are left out, for example the split parts of a packed projection.

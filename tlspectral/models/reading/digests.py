@@ -22,7 +22,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest_of(values: Iterable[Tensor | None]) -> str:
-    """Return the SHA-256 (hex) of the stored bytes of tensors, in order; None is skipped."""
+    """Return the SHA-256 (hex) of the stored bytes of the tensors `values`, in order; None is skipped."""
     digest = hashlib.sha256()
     for value in values:
         if value is not None:
@@ -32,7 +32,9 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
 
 
 def digest_of_named(values: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 (hex) of named tensors, sorted by name: name, shape, type and bytes of each."""
+    """Return the SHA-256 (hex) of `values`, a dict from name to tensor, sorted by name: name, shape, type and bytes of
+    each.
+    """
     digest = hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -42,12 +44,16 @@ def digest_of_named(values: Mapping[str, Tensor]) -> str:
 
 
 def stored_bytes(value: Tensor) -> Any:
-    """Return the bytes of a tensor as a uint8 array, for a hash. A tensor on the CPU is not copied."""
+    """Return the bytes of the tensor `value` as a uint8 array, for a hash. The bytes of a tensor on the CPU are not
+    copied.
+    """
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _pieces(value: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows each."""
+    """Yield the tensor `value` in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows
+    each.
+    """
     if value.ndim < 2 or (value.is_contiguous() and value.device.type == "cpu"):
         yield value
         return
@@ -59,7 +65,7 @@ def _pieces(value: Tensor) -> Iterator[Tensor]:
 
 
 def _by_stride(value: Tensor) -> list[int]:
-    """Return the axes of a tensor in the order of memory, largest stride first."""
+    """Return the axes of the tensor `value` in the order of memory, largest stride first."""
     return sorted(range(value.ndim), key=lambda axis: -value.stride(axis))
 
 
@@ -118,14 +124,14 @@ def kept_digest(
 
 
 def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
-    """Return True if a weight's earlier and present state are equal, or if both are None."""
+    """Return True if a weight's earlier state `then` and present state `now` are equal, or if both are None."""
     return then is now if then is None or now is None else then.same(now)
 
 
 def _seen(value: Tensor, sums: Sums) -> _Seen:
-    """Return the present state of a tensor as a `_Seen`, for comparison with an earlier one.
+    """Return the present state of the tensor `value` as a `_Seen`, for comparison with an earlier one.
 
-    sums: from address and form of tensors to sums of their bits; this tensor's sums are added.
+    sums: a dict from address and form of tensors to sums of their bits; this tensor's sums are added to it.
     """
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))
@@ -143,7 +149,8 @@ def _seen(value: Tensor, sums: Sums) -> _Seen:
 
 
 def _as_integers(stored: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers: int64 if its rows allow it, which is twenty times faster.
+    """Return the bits of the tensor `stored` as integers, a view: int64 if its rows allow it, which is twenty times
+    faster.
 
     One row of the result may hold several rows of the tensor.
     """

@@ -20,7 +20,8 @@ _NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS"
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """Return the attention parameters of one layer as a `RawAttention`, as the model holds them.
+    """Return the attention parameters of layer `layer` of a HookedTransformer as a `RawAttention`: the model's own
+    tensors, not folded.
 
     Raises UnsupportedArchitecture if the attention is not causal self-attention.
     """
@@ -61,7 +62,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return (b_O, norm after the attention, 1.0) of a layer.
+    """Return (b_O, norm after the attention, 1.0) of layer `layer` of a HookedTransformer (`model`).
 
     b_O: bias after W_O. 1.0 is the factor on what attention and MLP add; only models in a bridge have another factor.
     """
@@ -72,7 +73,8 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
 
 
 def read_mlp_input(model: Any, layer: int) -> MlpInput:
-    """Return the hook point that shows a layer's MLP input, and the norm between the residual stream and that point.
+    """Return an `MlpInput` for layer `layer` of a HookedTransformer (`model`): `.point`, the hook point that shows the
+    MLP's input, and `.norm`, the norm between the residual stream and that point.
 
     `ln2.hook_normalized` comes before gain and bias of `ln2`, so the returned norm has neither. Raises
     UnsupportedArchitecture if no hook point shows the input.
@@ -90,7 +92,9 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
 
 
 def final_normalization(model: Any) -> Normalization:
-    """Return the norm before the unembedding; `NO_NORM` if the model has none."""
+    """Return the norm before the unembedding of a HookedTransformer (`model`) as a `Normalization`; `NO_NORM` if it has
+    none.
+    """
     if not hasattr(model, "ln_final"):
         return NO_NORM
     return read_normalization(model.ln_final, model.cfg, "final norm")
@@ -99,21 +103,28 @@ def final_normalization(model: Any) -> Normalization:
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the layer's stored, scaled (cos, sin), each [pos, rotary_dim]. `captured` is not used."""
+    """Return the stored, scaled (cos, sin) of layer `layer` of a HookedTransformer with rotary positions (`model`),
+    each [n_positions, rotary_dim].
+
+    `captured` is not used.
+    """
     attention = model.blocks[layer].attn
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
 
 
 def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
-    """Return a bool tensor [query, key]: which keys the layer's own mask lets each query see."""
+    """Return a bool tensor [query, key] for a prompt of `n_positions` tokens: True where the mask of layer `layer` lets
+    the query see the key.
+    """
     seen, attention = torch.ones(n_positions, n_positions, dtype=torch.bool).tril(), model.blocks[layer].attn
     return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+    """Return a bool tensor of the shape of `scores`: True where the mask of layer `layer` of a HookedTransformer
+    (`model`) lets the query see the key.
 
-    scores: some or all scores that the layer's hook point shows.
+    scores: some or all scores that the layer's hook point shows. They show the mask by their values.
     """
     return scores > torch.finfo(scores.dtype).min / 2  # masked ones are -inf
 
@@ -145,7 +156,7 @@ def prefill_cache(model: Any, tokens: Tensor) -> Any:
 
 
 def joined_caches(caches: list[Any]) -> Any:
-    """Return one cache with the rows of all caches."""
+    """Return one key/value cache of TransformerLens with the rows of all caches."""
     entries = [
         replace(of_layer[0], past_keys=torch.cat([entry.past_keys for entry in of_layer]),
                 past_values=torch.cat([entry.past_values for entry in of_layer]))
@@ -161,7 +172,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
-    """Return logits of `tokens` that continue cached prompts.
+    """Return logits [rows, pos, d_vocab] of `tokens` [rows, pos] that continue cached prompts, from a run of `model`.
 
     cache: a key/value cache; it is not changed.
     rows: for each row of `tokens`, the row of the cache that it continues.
@@ -228,5 +239,7 @@ def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
 
 
 def _rotary_limit(cfg: Any) -> int | None:
-    """Return the prompt length up to which rotary frequencies do not change (Qwen 1); None if they never change."""
+    """Return the prompt length up to which the rotary frequencies of a model with the config `cfg` do not change (Qwen
+    1); None if they never change.
+    """
     return cfg.train_seq_length if getattr(cfg, "use_dynamic_ntk_rope", False) else None

@@ -66,7 +66,7 @@ class Latent(Castable):
 
     @property
     def rank(self) -> int:
-        """Number of columns of the latent."""
+        """Number of columns of the latent, to which the norm and W_U apply."""
         return self.up.shape[1]
 
     @property
@@ -84,11 +84,14 @@ class Latent(Castable):
         return math.sqrt(self.rank) / torch.linalg.matrix_norm(self.down[:, : self.rank])
 
     def of_heads(self, heads: list[int] | slice) -> "Latent":
-        """Return a `Latent` with the projection W_U of these heads only, in the given order."""
+        """Return a new `Latent` with the projection W_U of only these heads (indices or a slice), in the given order.
+
+        The other tensors are shared with this object.
+        """
         return replace(self, up=self.up[heads])
 
     def behind(self, norm: Normalization) -> "Latent":
-        """Return a `Latent` with gain and bias of the input norm `norm` folded into W_D and the bias of W_D."""
+        """Return a new `Latent` with gain and bias of the input norm `norm` folded into W_D and the bias of W_D."""
         bias = folded_bias(self.down[None], self.bias_or_zero[None], norm)[0]
         return replace(self, down=folded_weight(self.down[None], norm)[0], bias=bias)
 
@@ -147,7 +150,9 @@ class Latent(Castable):
         )
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
-        """Raise UnsupportedArchitecture: the norm acts on latents, so it cannot be computed from queries or keys."""
+        """Raise UnsupportedArchitecture: the norm acts on latents, so its 1/rms cannot be computed from `x`, the
+        queries or keys.
+        """
         raise UnsupportedArchitecture(
             f"latent attention ({self.family}): its norm acts on latents, and only queries or keys of heads were "
             "given: take a model without latent attention"
@@ -156,7 +161,10 @@ class Latent(Castable):
     def applied(
         self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads d_head"] | None = None
     ) -> Float[Tensor, "*batch heads d_head"]:
-        """Return queries or keys times `token_scale`, the 1/rms of their latents. The gain is in W_U already."""
+        """Return the queries or keys `x` times `token_scale`, the 1/rms of their latents. The gain is in W_U already.
+
+        Without `token_scale` an UnsupportedArchitecture is raised, because it cannot be computed from `x`.
+        """
         return x * (self.token_scale(x) if token_scale is None else token_scale)
 
     def by_head(self, rows: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch heads rows d_head"]:
@@ -196,7 +204,9 @@ def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], la
 
 
 def weight_by_head(weight: Float[Tensor, "rows width"], heads: int) -> Float[Tensor, "heads width d_head"]:
-    """Return the weight of a projection by head, transposed so that rows multiply it from the left. heads: how many."""
+    """Return the weight of a projection by head, as a view, transposed so that rows multiply it from the left. heads:
+    number of heads.
+    """
     return rearrange(weight, "(head d_head) width -> head width d_head", head=heads)
 
 
@@ -220,7 +230,7 @@ def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization]
 
 
 def adjacent_pairs(wrapped: Any) -> bool:
-    """Return True if an attention module of transformers rotates columns (0, 1), (2, 3), ... as pairs.
+    """Return True if `wrapped`, an attention module of transformers, rotates columns (0, 1), (2, 3), ... as pairs.
 
     Some latent attention does, and Llama 4.
     """
@@ -229,7 +239,9 @@ def adjacent_pairs(wrapped: Any) -> bool:
 
 
 def complex_tables(module: Any, n_positions: int) -> tuple[Tensor, Tensor]:
-    """Return (cos, sin), each [n_positions, pairs], scaled, of a rotary module that computes complex numbers."""
+    """Return (cos, sin), each [n_positions, pairs], scaled, of `module`, a rotary module of transformers that computes
+    complex numbers.
+    """
     # In the type that the module computes in.
     angles = torch.arange(n_positions, device=module.inv_freq.device)[:, None].float() * module.inv_freq.float()
     return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling

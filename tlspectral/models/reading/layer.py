@@ -61,7 +61,8 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from the activation at their hook point, after a norm of values if there is one.
+        """Return values by head from `captured`, the activation at their hook point, after a norm of values if there is
+        one.
 
         In latent attention this point shows each head's keys, then its values; only the values are returned.
         """
@@ -73,14 +74,16 @@ class LayerSettings:
     def normed(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> Float[Tensor, "*by_head"]:
         """Return queries or keys by head after their norm (if any) and before rotation, in float32 or wider.
 
-        captured: activation at the hook point of queries or keys.
+        what: "query" or "key". captured: activation at the hook point of queries or keys.
         """
         x, scale = self.inputs(what, widened(captured))
         norm = self.q_norm if what == "query" else self.k_norm
         return x if norm is None else norm.applied(x, scale)
 
     def without_weights(self) -> "LayerSettings":
-        """Return only the fields of `LayerSettings`, without projections such as W_Q, which a subclass adds."""
+        """Return a new `LayerSettings` with the fields of this object, without projections such as W_Q, which a
+        subclass adds.
+        """
         return LayerSettings(**{field.name: getattr(self, field.name) for field in fields(LayerSettings)})
 
     @property
@@ -96,7 +99,8 @@ class LayerSettings:
 class RawAttention(LayerSettings):
     """The parameters of an attention layer as the model holds them, before any folding.
 
-    Order of axes as in TransformerLens: `q = x @ W_Q + b_Q`.
+    Order of axes as in TransformerLens: `q = x @ W_Q + b_Q`. It also has the fields of `LayerSettings`: norms, score
+    scale, softcap, ALiBi, rotary geometry.
 
     w_q, w_k, w_v: [heads or kv_heads, d_model, d_head]; [heads, rank, columns] if they read a latent.
     w_o: [heads, d_head, d_model].
@@ -145,7 +149,12 @@ class AttentionLayer(LayerSettings):
 
     n is the normalised residual stream without gain and bias. For LayerNorm both weights are centred, so `W_Q W_K^T` is
     C M C, with C the projection that removes the mean ("Fingerprint, Not Blueprint", section 3). Keys are stored once
-    per key/value head.
+    per key/value head. It also has the fields of `LayerSettings`: norms, score scale, softcap, ALiBi, rotary geometry.
+
+    layer: number of the layer.
+    w_q, b_q: W_Q and b_Q of each query head.
+    w_k, b_k: W_K and b_K of each key/value head.
+    storage_dtype: type in which the model stores W_Q.
     """
 
     layer: int
@@ -157,22 +166,22 @@ class AttentionLayer(LayerSettings):
 
     @property
     def n_heads(self) -> int:
-        """Number of query heads."""
+        """Number of query heads of this layer."""
         return self.w_q.shape[0]
 
     @property
     def n_kv_heads(self) -> int:
-        """Number of key/value heads."""
+        """Number of key/value heads of this layer; fewer than query heads if these share keys."""
         return self.w_k.shape[0]
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream."""
+        """Width of the residual stream that this layer reads."""
         return self.w_q.shape[1]
 
     @property
     def d_head(self) -> int:
-        """Number of columns of a head."""
+        """Number of columns of a query or key of a head of this layer."""
         return self.w_q.shape[2]
 
     @property
@@ -195,7 +204,7 @@ class AttentionLayer(LayerSettings):
         return "exact" if self.q_norm is None else "up_to_token_scale"
 
     def kv_head(self, head: int) -> int:
-        """Return the index of the key/value head that a query head reads."""
+        """Return the index of the key/value head that the query head `head` reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def operator_factors(
@@ -215,7 +224,9 @@ class AttentionLayer(LayerSettings):
 
 
 def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
-    """Return all parameters that affect queries and keys, as a dict from role (for messages) to tensor or None."""
+    """Return all parameters in `raw` that affect queries and keys, as a dict from role (for messages, such as "W_Q") to
+    tensor or None.
+    """
     parameters = {
         "W_Q": raw.w_q,
         "b_Q": raw.b_q,
@@ -239,7 +250,8 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
 
 
 def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return two lists of parameters of a layer, for its two hashes: parameters of queries and keys; then [W_V, W_O].
+    """Return two lists of parameters of the layer `raw`, for its two hashes: parameters of queries and keys; then [W_V,
+    W_O].
 
     Raises BadWeights for a weight on the meta device, for example if accelerate loads it only when it is used.
     """
@@ -253,7 +265,8 @@ def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | 
 
 
 def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
-    """Return a layer's query and key weights as an `AttentionLayer`: float64 on the CPU, with the input norm folded in.
+    """Return the query and key weights of the layer `raw` as an `AttentionLayer`: copies in float64 on the CPU, with
+    the input norm folded in.
 
     layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
     """
@@ -268,7 +281,8 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
 
 
 def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return a layer's value and output weights as `OutputFactors`: float64 on the CPU, the input norm's gain in W_V.
+    """Return the value and output weights of the layer `raw` as `OutputFactors`: copies in float64 on the CPU, the
+    input norm's gain in W_V.
 
     layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
     """
@@ -281,10 +295,11 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
-    """Yield (slice of its query heads, `RawAttention` of these heads and their key) for each key/value group.
+    """Yield (slice of its query heads, `RawAttention` of these heads and their key) for each key/value group of the
+    layer `raw`.
 
-    With groups, only one group at a time has to be in float64. M is the same as in the whole layer. Scores are not the
-    same if a query/key norm takes its mean over all heads.
+    The tensors are views. With groups, only one group at a time has to be in float64. M is the same as in the whole
+    layer. Scores are not the same if a query/key norm takes its mean over all heads.
     """
     for heads, key in _slices_of_groups(raw.w_q, raw.w_k):
         yield heads, _of_heads(raw, heads, key)
@@ -312,7 +327,11 @@ def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[At
 
 
 def _slices_of_groups(w_q: Tensor, w_k: Tensor) -> list[tuple[slice, slice]]:
-    """Return for each key/value head two slices: of the query heads that read it, and of the key/value head itself."""
+    """Return a list with two slices for each key/value head: of the query heads that read it, and of the key/value head
+    itself.
+
+    w_q, w_k: W_Q and W_K, of which only the numbers of heads are read.
+    """
     size = len(w_q) // len(w_k)
     return [(slice(index * size, (index + 1) * size), slice(index, index + 1)) for index in range(len(w_k))]
 
@@ -331,7 +350,11 @@ def _settings_of_heads(layer: LayerSettings, heads: list[int] | slice, keys: lis
 
 
 def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | slice) -> RawAttention:
-    """Return a `RawAttention` with only these query heads and these key/value heads, in the given order."""
+    """Return a new `RawAttention` with only the query heads `heads` and the key/value heads `keys` of `raw`, in the
+    given order.
+
+    Slices give views of the tensors, lists of indices give copies.
+    """
     return replace(
         raw,
         w_q=raw.w_q[heads],
@@ -353,7 +376,8 @@ def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tens
 def projection(
     raw: RawAttention, what: Literal["q", "k", "v"], cast: Callable[[Tensor], Tensor]
 ) -> tuple[Float[Tensor, "heads d_model d_head"], Float[Tensor, "heads d_head"] | None]:
-    """Return (weight, bias or None) of the projection from the normalised residual stream to each head; differentiable.
+    """Return (weight, bias or None) of a projection of the layer `raw` from the normalised residual stream to each
+    head; differentiable.
 
     what: "q", "k" or "v" for W_Q, W_K or W_V. cast: applied to each parameter. Through a latent, the weight includes
     the gain of the latent's norm but not its factor per token. The bias of W_V is left out.
@@ -369,7 +393,9 @@ def projection(
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
-    """Return (weight, bias) of a projection in float64, with gain and bias of the input norm folded in."""
+    """Return (weight, bias) of a projection as new tensors in float64, with gain and bias of the input norm `norm`
+    folded in.
+    """
     norm = norm.as_(double)
     return folded_weight(weight, norm), folded_bias(weight, bias, norm)
 
@@ -377,7 +403,8 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
 class LiveFactors(NamedTuple):
     """W_Q and W_K of some query heads, connected to the model's parameters for gradients, and their rotary geometry.
 
-    Both are on the model's device, in the stored type but at least float32. Shared keys are repeated.
+    w_q, w_k: W_Q and W_K, on the model's device, in the stored type but at least float32. Shared keys are repeated.
+    rotary: geometry of the rotary pairs, None without rotary positions.
     """
 
     w_q: Float[Tensor, "heads d_model d_head"]
@@ -386,7 +413,8 @@ class LiveFactors(NamedTuple):
 
 
 def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-    """Return W_Q and W_K of some heads as differentiable functions of the model's parameters, with the rotary geometry.
+    """Return W_Q and W_K of some heads of the layer `raw` as differentiable functions of the model's parameters, with
+    the rotary geometry: a `LiveFactors` (`.w_q`, `.w_k`, `.rotary`).
 
     layer: its number, for messages. heads: indices of query heads; None: all. folded: True folds in the norms of the
     input and of queries and keys. Raises BadWeights for meta or quantised weights. NaN and infinities are not looked
@@ -428,7 +456,7 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 
 
 def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice: str) -> None:
-    """Raise ValueError if a prompt has more tokens than the keys that an indexer of a layer picks for a query.
+    """Raise ValueError if a prompt has more tokens than the keys that an indexer of one of `layers` picks for a query.
 
     n_positions: tokens of the prompt. advice: end of the message.
     """
@@ -467,9 +495,9 @@ def require_unclipped(limit: float | None, layer: int) -> None:
 
 
 def require_readable(value: Tensor | None, where: str) -> None:
-    """Raise BadWeights if a weight has no data (meta device), is quantised, or contains NaN or infinity.
+    """Raise BadWeights if the weight `value` has no data (meta device), is quantised, or contains NaN or infinity.
 
-    where: layer and role, the beginning of the message. None passes.
+    where: layer and role, the beginning of the message. A `value` of None passes.
     """
     _require_floating(value, where)
     # A NaN makes both NaN. The extremes take a twentieth of the time of isfinite on every value.
@@ -479,7 +507,10 @@ def require_readable(value: Tensor | None, where: str) -> None:
 
 
 def _require_floating(value: Tensor | None, where: str) -> None:
-    """Raise BadWeights if a weight has no data (meta device) or is quantised."""
+    """Raise BadWeights if the weight `value` has no data (meta device) or is quantised. None passes.
+
+    where: layer and role, the beginning of the message.
+    """
     if value is None:
         return
     if value.device.type == "meta":

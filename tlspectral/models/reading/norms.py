@@ -20,7 +20,7 @@ _CENTRED_WITHIN = 8
 
 
 def double(value: Tensor) -> Tensor:
-    """Return a copy of a tensor in float64 on the CPU, never the model's own memory."""
+    """Return a copy of the tensor `value` in float64 on the CPU, never the model's own memory."""
     return value.detach().cpu().to(torch.float64, copy=True)
 
 
@@ -60,7 +60,7 @@ class Normalization(Castable):
         return x / self._root(x)
 
     def token_scale(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """Return the norm's factor 1 / sqrt(var + eps) for each token; 1 for kind "none"."""
+        """Return the norm's factor 1 / sqrt(var + eps) for each token of the input x; 1 for kind "none"."""
         return self.scale_of_centred(self.centred(x))
 
     def scale_of_centred(self, centred: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
@@ -72,7 +72,9 @@ class Normalization(Castable):
     def gradient(
         self, of_normalized: Float[Tensor, "*receivers batch pos width"], x: Float[Tensor, "batch pos width"]
     ) -> Float[Tensor, "*receivers batch pos width"]:
-        """Return the gradient at x from the gradient at `normalized(x)`: its product with the transposed Jacobian."""
+        """Return the gradient at x from `of_normalized`, the gradient at `normalized(x)`: its product with the
+        transposed Jacobian.
+        """
         if self.kind == "none":
             return of_normalized
         scale, centred = self.token_scale(x)[..., None], self.centred(x)
@@ -167,14 +169,16 @@ class QueryKeyNorm(Castable):
         return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x.dtype).to(x.device)
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_Q or W_K times the norm's gain; a centred norm first removes the mean over a head's columns."""
+        """Return `weight` (W_Q or W_K) times the norm's gain as a new tensor; a centred norm first removes the mean
+        over a head's columns.
+        """
         weight = self._without_mean(weight)
         if self.gain is None:
             return weight
         return weight * self._gain_of(len(weight)).to(weight.dtype).to(weight.device)[..., None, :]
 
     def of_heads(self, heads: list[int] | slice) -> "QueryKeyNorm":
-        """Return the norm with the gains of these heads, in the given order.
+        """Return a new `QueryKeyNorm` with the gains of these heads (indices or a slice), in the given order.
 
         A mean over heads still needs all heads.
         """
@@ -183,7 +187,7 @@ class QueryKeyNorm(Castable):
         return replace(self, gain=self.gain[heads])
 
     def _without_mean(self, x: Tensor) -> Tensor:
-        """Return x minus the mean of its last axis if the norm is centred."""
+        """Return x minus the mean of its last axis if the norm is centred, else x itself."""
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def _gain_of(self, n_heads: int) -> Tensor:
@@ -195,7 +199,7 @@ class QueryKeyNorm(Castable):
 
 
 def is_centred(rows: Tensor, eps: float) -> bool:
-    """Return True if the mean over the last axis is zero in every row, up to rounding.
+    """Return True if the mean over the last axis is zero in every row of `rows`, up to rounding.
 
     eps: resolution of the stored type.
     """

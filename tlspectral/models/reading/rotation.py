@@ -50,11 +50,12 @@ def frequencies_of_tables(
     n_pairs: int,
     known: Frequencies | None = None,
 ) -> Frequencies:
-    """Return the rotary frequencies that produce these tables of cos and sin.
+    """Return the rotary frequencies that produce these tables of cos and sin, as `Frequencies` (`.theta`, `.scaling`,
+    `.mismatch`).
 
     cos, sin: row i is at position `compared_positions(...)[i]`; one column per pair, or two equal columns per pair.
-    known: expected frequencies. They are returned if they produce the tables, else frequencies are read from the
-    tables. If neither produces the tables, the result has a `mismatch`.
+    n_pairs: number of rotary pairs. known: expected frequencies. They are returned if they produce the tables, else
+    frequencies are read from the tables. If neither produces the tables, the result has a `mismatch`.
     """
     positions = compared_positions(_LAST + 1)[: len(cos)]
     resolution = _resolution(cos, sin)
@@ -79,7 +80,8 @@ def frequencies_of_tables(
 def _angle_per_token(
     cos: Float64[Tensor, "rows pairs"], sin: Float64[Tensor, "rows pairs"], positions: list[int], resolution: float
 ) -> Float64[Tensor, "pairs"]:
-    """Return radians per token of each pair: the angle at position 1, refined at 2, 4, 8, ... if tables are 16 bit.
+    """Return radians per token of each pair, from tables `cos` and `sin`: the angle at position 1, refined at 2, 4, 8,
+    ... if tables are 16 bit.
 
     positions: position of each row of the tables. resolution: relative rounding (eps) of the numbers in the tables.
     """
@@ -93,7 +95,9 @@ def _angle_per_token(
 
 
 def _one_column_per_pair(table: Float64[Tensor, "rows columns"], n_pairs: int) -> Float64[Tensor, "rows pairs"]:
-    """Return a table of cos or sin with one column per rotary pair; NaN where the two columns of a pair differ."""
+    """Return a table of cos or sin with one column for each of `n_pairs` rotary pairs; NaN where the two columns of a
+    pair differ.
+    """
     if table.shape[1] == n_pairs:
         return table
     halves, neighbours = table.unflatten(1, (2, n_pairs)), table.unflatten(1, (n_pairs, 2)).mT
@@ -135,12 +139,13 @@ def frequencies_of_stored(
 def frequencies_of_module(
     module: Any, layer_type: str | None, known: Frequencies, n_positions: int, d_head: int
 ) -> Frequencies:
-    """Return the frequencies by which a rotary module rotates prompts of at most `n_positions` tokens.
+    """Return the frequencies by which a rotary module rotates prompts of at most `n_positions` tokens, as
+    `Frequencies`.
 
-    module: of transformers. layer_type: passed to its forward; None if all layers have one type. known: the frequencies
-    that its attributes state; they are returned if its tables agree, if it cannot be called with positions, or if it
-    does not return tables of cos and sin. The module's own forward is called on a copy with its own buffers. The result
-    is remembered until the module changes.
+    module: of transformers; it is not changed. layer_type: passed to its forward; None if all layers have one type.
+    known: the frequencies that its attributes state; they are returned if its tables agree, if it cannot be called with
+    positions, or if it does not return tables of cos and sin. d_head: width of the input it is called with. The
+    module's own forward is called on a copy with its own buffers. The result is remembered until the module changes.
     """
     n_pairs = len(known.theta)
 

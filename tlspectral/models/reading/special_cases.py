@@ -91,7 +91,7 @@ _ORDINARY = SpecialAttention()
 
 
 def special_attention(wrapped: Any) -> SpecialAttention:
-    """Return the `SpecialAttention` for the class of an attention module of transformers.
+    """Return the `SpecialAttention` (peculiarities) for the class of `wrapped`, an attention module of transformers.
 
     Classes that are not in the table have no peculiarities.
     """

@@ -88,12 +88,16 @@ class AttentionView:
 
     @property
     def reader(self) -> Reader:
-        """The module with the functions that read this kind of model."""
+        """The module with the functions that read this kind of model (`Reader`): for a bridge or for a
+        HookedTransformer.
+        """
         return READERS[self.backend]
 
     @property
     def _spectral_geometry(self) -> Callable[..., RotaryGeometry | None] | None:
-        """Function from layer to rotary geometry of a model with learnable rotary positions; None for other models."""
+        """The model's function from layer to rotary geometry if it has learnable rotary positions; None for other
+        models.
+        """
         return getattr(self.model, "spectral_geometry", None)
 
     @property
@@ -116,12 +120,16 @@ class AttentionView:
 
     @property
     def skipped(self) -> list[SkippedLayer]:
-        """Layers whose heads cannot be read, such as the state-space layers of a hybrid model."""
+        """Layers whose heads cannot be read, such as the state-space layers of a hybrid model: a list of `SkippedLayer`
+        (layer, kind, reason).
+        """
         return self._found[0]
 
     @cached_property
     def _found(self) -> tuple[list[SkippedLayer], dict[int, int]]:
-        """The layers whose heads cannot be read, and a dict from each other layer to its number of query heads."""
+        """A pair: the list of layers whose heads cannot be read (`SkippedLayer`), and a dict from each other layer to
+        its number of query heads.
+        """
         n_heads: dict[int, int] = {}
 
         def read(index: int) -> None:
@@ -133,7 +141,7 @@ class AttentionView:
     def hook_points(self) -> dict[str, Any]:
         """The hook points of the model, a dict from name to module.
 
-        A bridge collects it anew at every request; this is kept.
+        A bridge collects the dict anew at every request; here it is collected once.
         """
         return self.model.hook_dict
 
@@ -157,7 +165,9 @@ class AttentionView:
 
     @cached_property
     def layers(self) -> list[int]:
-        """Indices of the layers whose heads can be read. Raises UnsupportedArchitecture if there are none."""
+        """Indices of the layers whose heads can be read, a sorted list. Raises UnsupportedArchitecture if there are
+        none.
+        """
         return read_layers(self.n_layers, self.skipped)
 
     @property
@@ -169,7 +179,8 @@ class AttentionView:
         return int(next((token for token in ids if token is not None), 0))
 
     def raw(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as a `RawAttention`, as the model holds them.
+        """Return the parameters of layer `index` as a `RawAttention` (`.w_q`, `.b_q`, `.norm`, ...): tensors of the
+        model or views of them, not folded.
 
         For a model with learnable rotary positions, the rotary geometry comes from its method `spectral_geometry`.
         Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read.
@@ -178,7 +189,11 @@ class AttentionView:
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def _stored(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as stored, from memory if `measured` is open."""
+        """Return the parameters of layer `index` as stored, a `RawAttention`; from `kept` if `measured` is open and has
+        read the layer before.
+
+        Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read.
+        """
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
         if self.kept is None:
@@ -189,14 +204,16 @@ class AttentionView:
         return self.kept[key]
 
     def layer(self, index: int) -> AttentionLayer:
-        """Return the query and key weights of one layer as an `AttentionLayer`: norms folded in, float64 on the CPU.
+        """Return the query and key weights of layer `index` as an `AttentionLayer`: copies in float64 on the CPU, norms
+        folded in.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_attention(self.raw(index), index)
 
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-        """Return W_Q, W_K and the rotary geometry of some heads of a layer, with gradients to the model's parameters.
+        """Return a `LiveFactors` of some heads of a layer: `.w_q`, `.w_k` (with gradients to the model's parameters)
+        and `.rotary`, the rotary geometry.
 
         index: the layer. heads: None for all. folded: True folds norms in. Raises BadHead if the layer does not exist;
         UnsupportedArchitecture if it cannot be read, or only as a copy without gradients.
@@ -227,14 +244,15 @@ class AttentionView:
             )
 
     def output(self, index: int) -> OutputFactors:
-        """Return the value and output weights of one layer as `OutputFactors`: norms folded in, float64 on the CPU.
+        """Return the value and output weights of layer `index` as `OutputFactors`: copies in float64 on the CPU, norms
+        folded in.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_output(self.raw(index), index)
 
     def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
-        """Return (b_O, norm after the attention, factor on what the layer adds) of a layer.
+        """Return (b_O, norm after the attention, factor on what the layer adds) of layer `index`.
 
         b_O: bias after W_O, None without one. Raises BadHead if the layer does not exist, UnsupportedArchitecture for
         an unsupported norm.
@@ -243,9 +261,8 @@ class AttentionView:
         return self.reader.read_output(self.model, index)
 
     def mlp_input(self, index: int) -> MlpInput | None:
-        """Return, as `MlpInput`, the hook point (full name) of a layer's MLP input and the norm before it; or None.
-
-        None: the layer has no MLP.
+        """Return, as `MlpInput`, the hook point (`.point`, full name) of the MLP input of layer `index` and the norm
+        before it (`.norm`); None without an MLP.
 
         Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
         """
@@ -256,12 +273,14 @@ class AttentionView:
         return MlpInput(f"{name}.{point}", norm)
 
     def attention_factor(self, index: int) -> float:
-        """Return the factor from the activation at `attention_out` to what the layer adds; 1 except in Falcon-H1."""
+        """Return the factor from the activation at `attention_out` to what layer `index` adds to the stream; 1 except
+        in Falcon-H1.
+        """
         wrapped = getattr(self.blocks[index].module, "original_component", None)
         return float(getattr(wrapped, "attn_out_multiplier", 1.0))
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises BadHead if the layer does not exist."""
+        """Return the number of query heads of layer `index`. Raises BadHead if the layer does not exist."""
         known = self.__dict__.get("_found")  # one layer alone is read where not all have been
         return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
@@ -278,7 +297,9 @@ class AttentionView:
         return rotary
 
     def writes_more(self, index: int) -> bool:
-        """Return True if a layer has a writer besides heads and MLP: mixer (`"L2MIX"`) or MLP without hook point."""
+        """Return True if layer `index` has a writer besides heads and MLP: a mixer (`"L2MIX"`) or an MLP without hook
+        point.
+        """
         return writes_more(self.blocks[index].module)
 
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
@@ -307,11 +328,15 @@ class AttentionView:
         return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
 
     def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
-        """Return the activation at `tokens_point` for these token ids, before hooks of the user: ids or embeddings."""
+        """Return the activation at `tokens_point` for the token ids `ids`, before hooks of the user: the ids or their
+        embeddings.
+        """
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return a dict from what a hook point of a layer shows ("query") to its name ("blocks.0.attn.hook_q")."""
+        """Return a dict from what a hook point of layer `index` shows ("residual", "query", "z", "pattern", ...) to its
+        name ("blocks.0.attn.hook_q").
+        """
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
@@ -329,7 +354,7 @@ class AttentionView:
         return w_e
 
     def unembedding(self) -> tuple[Tensor, Normalization]:
-        """Return W_U [d_model, d_vocab] as stored, and the norm before it.
+        """Return W_U [d_model, d_vocab] as stored, and the norm before it as a `Normalization`.
 
         Raises UnsupportedArchitecture for an encoder.
         """
@@ -381,7 +406,8 @@ class AttentionView:
         return kept_digest(self.model, "ends", ends.values(), make, self.sums)
 
     def layer_digest(self, index: int) -> str:
-        """Return the two SHA-256 (hex) of a layer, joined: of its query and key weights as stored, then of W_V and W_O.
+        """Return the two SHA-256 (hex) of layer `index`, joined: of its query and key weights as stored, then of W_V
+        and W_O.
 
         Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read, BadWeights for a
         weight on the meta device.
@@ -392,7 +418,8 @@ class AttentionView:
         )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
-        """Return the origin of the model for a table's `attrs`, a dict: `source`, and hashes of weights by layer.
+        """Return the origin of the model for a table's `attrs`: a dict with the entries of `source` (`model`,
+        `revision`, ...) and hashes of weights by layer.
 
         A layer's hash covers its attention weights, input norm, embedding, unembedding and final norm, as stored.
         Skipped layers have no hash, and neither has a model from which no head table can be made.
@@ -423,7 +450,9 @@ class AttentionView:
         }
 
     def position_embedding(self) -> Tensor | None:
-        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None for other models."""
+        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, a view of the model's tensor; None
+        for other models.
+        """
         if self.model.cfg.positional_embedding_type != "standard":
             return None
         return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
@@ -527,7 +556,7 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield an embedding in float64 in chunks along its vocabulary axis; it is never copied whole.
+    """Yield the embedding `weight` in float64 in chunks along its vocabulary axis; it is never copied whole.
 
     axis: the vocabulary axis. size: tokens of a chunk. The chunks are on the embedding's device if it has float64, else
     on the CPU, where products of a large vocabulary take minutes on one thread.
@@ -537,7 +566,7 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 
 
 def require_causal(view: AttentionView, why: str) -> None:
-    """Raise UnsupportedArchitecture if the model of a view is an encoder. why: the reason, the end of the message."""
+    """Raise UnsupportedArchitecture if the model in `view` is an encoder. why: the reason, the end of the message."""
     if not view.causal:
         raise UnsupportedArchitecture(
             f"{view.source['model']} is an encoder, in which tokens also see later tokens; a decoder is needed here: "

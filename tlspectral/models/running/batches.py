@@ -52,7 +52,7 @@ class PackedTokens:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The entry `prompt_notes` for a table's `attrs`, as a dict; empty without notes."""
+        """The notes for a table's `attrs`: {"prompt_notes": {name: value, ...}}, or {} without notes."""
         return {"prompt_notes": {note.name: note.value for note in self.notes}} if self.notes else {}
 
     @property
@@ -72,7 +72,7 @@ class PackedTokens:
 
 
 def even_rows(tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Return sequences of one length as a `PackedTokens` without padding."""
+    """Return `tokens`, sequences of one length, as a `PackedTokens` without padding."""
     return PackedTokens(tokens.long(), torch.full((len(tokens),), tokens.shape[1]))
 
 
@@ -147,7 +147,7 @@ def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> In
 
 
 def probe_tokens(d_vocab: int, length: int) -> Int64[Tensor, "1 pos"]:
-    """Return a short prompt [1, length] of ids from the middle of the vocabulary.
+    """Return a short prompt [1, length] of ids from the middle of a vocabulary of `d_vocab` tokens.
 
     TransformerLens masks padding tokens at the beginning of a prompt, which have low ids.
     """
@@ -164,7 +164,7 @@ def positions_by_place(given: Any, what: str) -> Any:
 
 
 def _numbers(given: Any, what: str) -> Tensor:
-    """Return positions in any container as a tensor of whole numbers.
+    """Return the positions `given`, in any container, as a tensor of whole numbers.
 
     what: name of the argument, for messages. Raises TypeError for other values, and for a tuple of arrays, which has
     two readings.
@@ -185,7 +185,7 @@ def _numbers(given: Any, what: str) -> Tensor:
 
 
 def _no_positions(given: Any, what: str) -> TypeError:
-    """Return the TypeError for values that are not positions. what: name of the argument."""
+    """Return the TypeError for values `given` that are not positions. what: name of the argument, in the message."""
     return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {shown(given)}")
 
 
@@ -223,7 +223,9 @@ _BYTES_OF_LAYER, _BYTES_OF_BACKWARD = 16, 8
 
 
 def batch_on(device: torch.device) -> Batch:
-    """Return what one pass may hold on a device, as a `Batch`, from its total memory rounded down to a power of two."""
+    """Return what one pass may hold on `device`, as a `Batch` (`.tokens`, `.logits`, `.held`, `.copied`, `.scores`),
+    from its total memory rounded down to a power of two.
+    """
     if device.type in ("cuda", "xpu"):
         total = getattr(torch, device.type).get_device_properties(device).total_memory
     elif device.type == "mps":
@@ -241,24 +243,29 @@ def batch_on(device: torch.device) -> Batch:
 
 
 def score_bytes(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
-    """Return the bytes that eager attention needs for the scores and patterns of one row.
+    """Return the bytes that eager attention of the model in `view` needs for the scores and patterns of one row.
 
-    n_keys: keys of a query; default: n_queries. backward: True counts all layers, because a backward pass keeps them.
+    n_queries: queries of the row. n_keys: keys of a query; default: n_queries. backward: True counts all layers,
+    because a backward pass keeps them.
     """
     per_entry = _BYTES_OF_LAYER + _BYTES_OF_BACKWARD * view.n_layers * backward
     return per_entry * max(1, int(view.model.cfg.n_heads)) * n_queries * (n_keys or n_queries)
 
 
 def rows_of_scores(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
-    """Return how many rows fit on the device by the memory of their attention scores; it can be 0.
+    """Return how many rows fit on the device of the model in `view` by the memory of their attention scores; it can be
+    0.
 
-    n_keys: keys of a query; default: n_queries. backward: True counts all layers, because a backward pass keeps them.
+    n_queries: queries of a row. n_keys: keys of a query; default: n_queries. backward: True counts all layers, because
+    a backward pass keeps them.
     """
     return batch_on(view.device).scores // score_bytes(view, n_queries, n_keys, backward=backward)
 
 
 def rows_of_pass(view: AttentionView, n_tokens: int) -> int:
-    """Return how many rows of `n_tokens` tokens one pass takes, at least 1, by tokens and scores."""
+    """Return how many rows of `n_tokens` tokens one pass of the model in `view` takes, at least 1, by tokens and
+    scores.
+    """
     return max(1, min(batch_on(view.device).tokens // n_tokens, rows_of_scores(view, n_tokens)))
 
 
@@ -286,7 +293,7 @@ def filled(sizes: Mapping[_Key, int], most: int) -> list[list[_Key]]:
 
 
 def in_batches(n: int, at_once: int, run: Callable[[slice], _Found]) -> Iterator[_Found]:
-    """Yield `run(rows)` for consecutive slices of n rows, at most `at_once` rows each.
+    """Yield the results of `run(rows)` for consecutive slices of n rows, at most `at_once` rows each.
 
     If memory runs out, this batch and later ones are halved, with a warning; torch.OutOfMemoryError is raised if a
     single row does not fit. `run` is then called again for some rows, so it must not change anything that a second call

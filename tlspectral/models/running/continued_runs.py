@@ -44,7 +44,7 @@ class ContinuedRun:
 
     @property
     def view(self) -> AttentionView:
-        """The view of the model."""
+        """The view of the model that was run."""
         return self.intact.view
 
     @property
@@ -65,13 +65,16 @@ class ContinuedRun:
     def replay(
         self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return the same logits as `IntactRun.replay`, for hooks that edit only positions from `first` on.
+        """Run copies of some sequences from position `first` on, each copy from its own layer on, and return their
+        logits.
 
         layers: for each copy of the sequences the layer at which it begins, in ascending order.
         sequences: slice of the stored sequences.
-        hooks: pairs of a slice of copies and the hooks that act only on them; they see only positions from `first` on.
+        hooks: pairs of a slice of copies and the hooks that act only on them. They see only positions from `first` on
+        and may edit only these.
 
-        Logits of earlier positions are those of the run without edits. Rows are one whole copy after another.
+        Logits of earlier positions are those of the run without edits. Rows are one whole copy after another, as in
+        `IntactRun.replay`.
         """
         return self._replay(layers, sequences, hooks, [])
 
@@ -80,8 +83,9 @@ class ContinuedRun:
     ) -> Tensor:
         """Return the logits of `replay`, and append to `off` how far the replay is from the intact run.
 
-        off: a list of tensors, extended by the mean squared difference of the unembedding's input. Other arguments are
-        those of `replay`: the layer at which each copy begins, a slice of sequences, hooks by slice of copies.
+        layers: for each copy the layer at which it begins. sequences: slice of the stored sequences. hooks: pairs of a
+        slice of copies and their hooks. off: a list, to which a tensor is appended: the mean squared difference of the
+        unembedding's input.
         """
         intact, copies = self.intact, len(layers)
         assert intact.unembedded is not None
@@ -110,7 +114,9 @@ class ContinuedRun:
 
     @torch.no_grad()
     def is_intact(self) -> bool:
-        """Return True if a replay without hooks gives the intact run; False if a window or position is lost."""
+        """Run a replay without hooks and return True if it gives the intact run up to rounding; False if a window or
+        position is lost.
+        """
         intact, at_once = self.intact, rows_at_once(self)
         off: list[Tensor] = []
         blocks = self.view.blocks
@@ -156,7 +162,7 @@ def rows_at_once(run: IntactRun | ContinuedRun) -> int:
 
 
 def _positions(intact: IntactRun) -> Tensor:
-    """Return the predicted positions of each sequence, [sequences, predicted]."""
+    """Return the predicted positions of each sequence of the run `intact`, a tensor [sequences, predicted]."""
     if not isinstance(intact.predicted, slice):
         return intact.predicted
     return torch.arange(intact.n_tokens)[intact.predicted].expand(len(intact.tokens), -1)

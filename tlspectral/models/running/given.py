@@ -81,13 +81,13 @@ def given_prompts(prompts: Any) -> Any:
 
 
 def _names_heads(prompts: Any) -> bool:
-    """Return whether a table has columns `layer` and `head`: they would pass for token ids."""
+    """Return True if `prompts` is a table with columns `layer` and `head`: they would pass for token ids."""
     columns = getattr(prompts, "columns", None)
     return columns is not None and not callable(columns) and {"layer", "head"} <= {*map(str, columns)}
 
 
 def n_prompts_of(prompts: Any) -> int | None:
-    """Return the number of prompts; None if only the model determines it (a task).
+    """Return the number of prompts in `prompts`; None if only the model determines it (a task).
 
     prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
     """
@@ -96,7 +96,7 @@ def n_prompts_of(prompts: Any) -> int | None:
 
 
 def chosen_prompts(prompts: Any, rows: list[int]) -> Any:
-    """Return the prompts at the indices `rows`, in the form in which `prompts` is.
+    """Return the prompts at the indices `rows`, in the form in which `prompts` is; `prompts` stays unchanged.
 
     prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
     """
@@ -153,7 +153,7 @@ def _batch(batch: Mapping[str, Any]) -> Any:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Return a tensor of one axis as one row of two axes, and a tensor of more axes unchanged.
+    """Return the tensor `values` as rows: one axis becomes one row of two axes, and more axes stay unchanged.
 
     Raises TypeError for a tensor of one number.
     """
@@ -163,17 +163,17 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def whole(values: Tensor) -> bool:
-    """Return True if a tensor has an integer type."""
+    """Return True if the tensor `values` has an integer type."""
     return not (values.is_floating_point() or values.is_complex() or values.dtype is torch.bool)
 
 
 def described(value: Any) -> str:
-    """Return the type and the beginning of a value as text, for a message."""
+    """Return the type and the beginning of `value` as one text, for a message."""
     return f"{type(value).__name__} {shown(value, 80)}"
 
 
 def _listed(given: Any) -> bool:
-    """Return True if a value is a container such as a list, not text, an array, a tensor, a mapping or a set."""
+    """Return True if `given` is a container such as a list, not text, an array, a tensor, a mapping or a set."""
     return isinstance(given, Iterable) and not isinstance(
         given, np.ndarray | Tensor | str | bytes | Mapping | set | frozenset
     )

@@ -40,7 +40,8 @@ class BlockArguments:
         return cls(len(stream), _shapes(further))
 
     def cut(self, arguments: Any, rows: int, alive: int, where: str) -> Any:
-        """Return a layer's arguments (without the stream) of a pass with `rows` rows, cut to the first `alive` rows.
+        """Return the arguments of a layer (without the stream) of a pass with `rows` rows, cut to the first `alive`
+        rows; a copy with views of the tensors.
 
         where: name of the layer, for messages. Raises UnsupportedArchitecture if the arguments have another form than
         `shapes`.
@@ -78,7 +79,9 @@ class _Parts(dict[Any, Any]):
 
 
 def _parts(argument: Any) -> dict[Any, Any] | None:
-    """Return the parts of an argument (list, dict or dataclass) as a dict from name or index; None for other values."""
+    """Return the parts of a list, dict or dataclass `argument` as a dict from name or index to part; None for other
+    values.
+    """
     if isinstance(argument, tuple | list):
         return dict(enumerate(argument))
     if isinstance(argument, dict):
@@ -138,7 +141,7 @@ class GrowingBatch:
         return len(self.layers) * self.n
 
     def alive(self, layer: int) -> int:
-        """Return how many rows a layer computes, counted from the first row of the batch."""
+        """Return how many rows of the batch the layer `layer` computes, counted from the first row."""
         return self.n * bisect_right(self.layers, layer)
 
     def of_copies(self, by_copies: Iterable[tuple[slice, list[Hook]]]) -> list[Hook]:
@@ -190,9 +193,9 @@ def growing_batch(
 ) -> GrowingBatch:
     """Return the batch in which copies of n sequences join at these layers, as a `GrowingBatch`.
 
-    layers: one per copy, in ascending order. arguments: from layer to the shapes of its other arguments. All copies
-    join at the first of these layers unless the axis that counts rows is known for every layer between. It is not known
-    after a pass with the same number of rows.
+    view: the model. layers: one per copy, in ascending order. arguments: from layer to the shapes of its other
+    arguments. All copies join at the first of these layers unless the axis that counts rows is known for every layer
+    between. It is not known after a pass with the same number of rows.
     """
     known = all(
         layer in arguments and arguments[layer].rows != n * len(layers) for layer in range(layers[0], layers[-1])

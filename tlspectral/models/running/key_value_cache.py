@@ -65,10 +65,12 @@ class Prefill:
     def last_logits(
         self, suffixes: Int[Tensor, "suffixes pos"], hooks: Iterable[Hook] = ()
     ) -> Float[Tensor, "rows d_vocab"]:
-        """Return logits of the last token of every prompt followed by every suffix, without gradients.
+        """Run the cached prompts, each followed by every suffix, and return the logits of the last token, without
+        gradients.
 
-        The row is `prompt * len(suffixes) + suffix`. hooks: pairs of hook point name and function. They see only
-        positions of the suffix, but patterns and scores have a column for every key that the layer keeps.
+        suffixes: token ids of suffixes of one length. The row of the result is `prompt * len(suffixes) + suffix`.
+        hooks: pairs of hook point name and function. They see only positions of the suffix, but patterns and scores
+        have a column for every key that the layer keeps.
         """
         tokens = suffixes.repeat(len(self.tokens), 1)
         with _cached_pass(self.view, hooks):
@@ -78,7 +80,8 @@ class Prefill:
     def logits(
         self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], alive: Sequence[int] | None = None
     ) -> Float[Tensor, "rows unembedded d_vocab"]:
-        """Return logits of `tokens`, each row of which continues one cached prompt.
+        """Run `tokens`, each row of which continues one cached prompt, and return the logits of the unembedded
+        positions.
 
         prompts: for each row, the index of its prompt. alive: for each layer, how many rows it computes, counted from
         the first; default: all. The caller opens the contexts of the pass: hooks, evaluation mode, and which positions
@@ -95,7 +98,8 @@ class Prefill:
 
 
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts of one length, without gradients, and return its cache as a `Prefill`.
+    """Run the model in `view` on `tokens`, prompts of one length, without gradients, and return its cache as a
+    `Prefill` (`.view`, `.tokens`, `.cache`).
 
     hooks: pairs of hook point name and function; hooks on the model act too. None if the model keeps no cache, or if a
     cached step differs from an uncached pass by more than rounding.
@@ -105,7 +109,8 @@ def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iter
 
 
 def joined(reads: list[Prefill | None]) -> Prefill | None:
-    """Return several `Prefill` of prompts of one length as one; None if one is None or the caches cannot be joined.
+    """Return several `Prefill` of prompts of one length as a new one; None if one is None or the caches cannot be
+    joined.
 
     reads: the `Prefill`, whose prompts follow each other in the result.
     """
@@ -118,7 +123,8 @@ def joined(reads: list[Prefill | None]) -> Prefill | None:
 
 
 def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts and return its cache as a `Prefill`, None without a cache. The cache is not checked.
+    """Run the model in `view` on the prompts `tokens` and return its cache as a `Prefill`, None without a cache. The
+    cache is not checked.
 
     hooks: pairs of hook point name and function.
     """
@@ -128,7 +134,8 @@ def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Ite
 
 
 def cached_step_difference(view: AttentionView) -> float | None:
-    """Return how far a step with the key/value cache is from a pass without it, relative to what layers write.
+    """Return how far a step of the model in `view` with the key/value cache is from a pass without it, relative to what
+    layers write.
 
     It is the `difference` of `HeldLayers` on one short prompt, without the user's hooks at hook points. It is measured
     once per model (each time if something else of the user's acts inside the model). None if no cache can be wrong: the
@@ -143,7 +150,8 @@ def cached_step_difference(view: AttentionView) -> float | None:
 
 
 def _measured(view: AttentionView) -> float | None:
-    """Return how far a cached step on a short prompt is from an uncached pass; None if the model has no cache.
+    """Run the model in `view` on a short prompt; return how far a cached step is from an uncached pass; None if the
+    model has no cache.
 
     The number is the `difference` of `HeldLayers`, relative to what layers write.
     """
@@ -168,7 +176,7 @@ def _measured(view: AttentionView) -> float | None:
 
 
 def generation_difference(view: AttentionView) -> float | None:
-    """Return how far the second token that a model generates with its cache is from an uncached pass.
+    """Return how far the second token that the model in `view` generates with its cache is from an uncached pass.
 
     The number is the `difference` of `HeldLayers`, relative to what layers write, for the cache that `generate` uses.
     In a bridge it may hold states besides keys and values. In a HookedTransformer with learned positions it counts the
@@ -240,21 +248,28 @@ class HeldLayers:
         return float(np.max(of_passes)) if of_passes else None  # NaN if one is
 
     def noted(self) -> AbstractContextManager[None]:
-        """Store the outputs of the layers during a pass over the whole prompt (a context manager)."""
+        """Return a context manager: during the pass over the whole prompt in its `with` block, the outputs of the
+        layers are stored.
+        """
         return module_hooks([(layer.register_forward_hook, self._note) for layer in self.layers])
 
     def compared(self) -> AbstractContextManager[None]:
-        """Compare the outputs of the layers with the stored ones, and pass the stored ones on (a context manager)."""
+        """Return a context manager: in passes in its `with` block, the outputs of the layers are compared with the
+        stored ones, which are passed on instead.
+
+        `difference` is then the largest difference over the passes.
+        """
         return module_hooks([(layer.register_forward_hook, self._compare) for layer in self.layers])
 
     def _note(self, layer: Any, inputs: Any, output: Any) -> None:
-        """Store a layer's output. PyTorch calls this as a forward hook."""
+        """Store the `output` of the module `layer`; `inputs` are not used. PyTorch calls this as a forward hook."""
         self._outputs.append(_stream_of(output).detach())
 
     def _compare(self, layer: Any, inputs: Any, output: Any) -> Any:
-        """Record how far a layer's output is from the stored one, and return the stored one in its place.
+        """Record how far the `output` of the module `layer` is from the stored one, and return the stored one in its
+        place.
 
-        PyTorch calls this as a forward hook.
+        `inputs` are not used. PyTorch calls this as a forward hook.
         """
         output_stream, place = _stream_of(output), self._place % len(self._outputs)
         self._place += 1
@@ -282,7 +297,9 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Return the largest relative difference of layer outputs (`HeldLayers`) that rounding in this type explains."""
+    """Return the largest relative difference of layer outputs (`HeldLayers`) that rounding in the type `dtype`
+    explains.
+    """
     return _TOLERANCE_OF_HALF if dtype in (torch.float16, torch.bfloat16) else _TOLERANCE
 
 
@@ -306,7 +323,7 @@ class WithoutCache:
         update_wrapper(self, generate)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Generate as the method does, without a cache whatever the arguments say.
+        """Generate as the method does, without a cache whatever the arguments say, and return what the method returns.
 
         given, named: the method's arguments.
         """
@@ -322,7 +339,11 @@ class WithoutCache:
 
 
 def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
-    """Return a model's methods that generate, each called without a key/value cache, as a dict from name to method."""
+    """Return a dict from name to function: the methods of `model` that generate text, each wrapped so that it runs
+    without a key/value cache.
+
+    The model is not changed.
+    """
     return {
         name: WithoutCache(getattr(model, name), options)
         for name, options in _GENERATING.items()
@@ -332,10 +353,10 @@ def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
 
 @uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    """Prepare a pass on a cache until the `with` block ends; hooks: pairs of hook point name and function.
+    """Prepare passes of the model in `view` on a cache until the `with` block ends; then the model is as before.
 
-    In the block gradients are off, the model is in evaluation mode with these hooks, and only the last position is
-    unembedded.
+    In the block gradients are off, the model is in evaluation mode with `hooks` (pairs of hook point name and
+    function), and only the last position is unembedded.
     """
     with (
         checked_at_end(),

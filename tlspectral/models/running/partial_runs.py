@@ -33,7 +33,8 @@ LAST = slice(-1, None)
 
 
 def require_gradients(view: AttentionView, what: str) -> None:
-    """Raise ValueError if PyTorch records no gradients (torch.inference_mode).
+    """Raise ValueError if PyTorch records no gradients (torch.inference_mode), or if the model in `view` was loaded
+    without them.
 
     what: name of the call that needs gradients, the beginning of the message.
     """
@@ -112,7 +113,8 @@ class IntactRun:
             return logits_at(self.view, tokens, predicted)
 
     def begun(self, layer: int, sequences: slice) -> AbstractContextManager[None]:
-        """Let passes over some sequences begin at a layer, from its stored stream, until the `with` block ends.
+        """Return a context manager: passes over some sequences in its `with` block begin at a layer, from its stored
+        stream.
 
         layer: the first layer that runs; 0 is used if the model cannot begin later. sequences: a slice of the stored
         sequences.
@@ -148,7 +150,7 @@ class IntactRun:
 
 
 def begins_whole(view: AttentionView) -> bool:
-    """Return True if later layers need more of earlier layers than a residual stream.
+    """Return True if later layers of the model in `view` need more of earlier layers than a residual stream.
 
     They need keys (Gemma 3n and 4), keys picked by an indexer (GLM 5), or several streams (Gemma 3n).
     """
@@ -167,7 +169,8 @@ def intact_run(
     batch: int,
     reduce: Callable[[slice, Tensor], None],
 ) -> IntactRun:
-    """Run the model once, without gradients; return an `IntactRun` with the streams that enter some layers.
+    """Run the model in `view` once, without gradients; return an `IntactRun` with the streams that enter some layers
+    (`.entering`).
 
     tokens: the sequences. predicted: positions whose logits are wanted. layers: whose input is stored. batch: sequences
     per pass. reduce: called for each batch with the slice of its sequences and the logits [batch, predicted, d_vocab].
@@ -224,9 +227,11 @@ def intact_run(
 def logits_at(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a whole forward pass at some positions; other positions are not unembedded.
+    """Run the model in `view` on `tokens` and return its logits at the positions `predicted`; other positions are not
+    unembedded.
 
-    Hooks on the unembedding see only these positions. The caller decides whether gradients are recorded.
+    predicted: a slice of positions, or a tensor of positions [batch, predicted]. Hooks on the unembedding see only
+    these positions. The caller decides whether gradients are recorded.
     """
     return _logits(view, tokens, predicted, partial(at, predicted=predicted))
 
@@ -234,7 +239,7 @@ def logits_at(
 def _logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions, chosen: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a forward pass at the positions `predicted`.
+    """Run the model in `view` on `tokens` and return its logits at the positions `predicted`.
 
     chosen: function that selects these positions from the unembedding's input [batch, pos, d_model]. The caller decides
     whether gradients are recorded.
@@ -247,7 +252,8 @@ def _logits(
 
 @uninterrupted
 def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) -> Iterator[list[bool]]:
-    """Let passes in the `with` block unembed only what `chosen` selects from the last stream [batch, pos, d_model].
+    """Let passes of the model in `view` unembed only what `chosen` selects from the last stream [batch, pos, d_model],
+    until the `with` block ends.
 
     This works if the model uses its unembedding module. Yields a list that is not empty once a pass has done so.
     """
@@ -264,7 +270,9 @@ def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) ->
 
 
 def at(values: Float[Tensor, "batch pos width"], predicted: Positions) -> Float[Tensor, "batch predicted width"]:
-    """Return the values at the predicted positions: a slice of the axis `pos`, or each row's own positions."""
+    """Return the values at the predicted positions: for a slice `predicted` this part of the axis `pos` (a view), for a
+    tensor each row's own positions.
+    """
     if isinstance(predicted, slice):
         return values[:, predicted]
     return values.take_along_dim(predicted[..., None].to(values.device), dim=1)
@@ -283,7 +291,8 @@ def _handed_on(companions: int, *arguments: Any, **named: Any) -> Any:
 def noting_arguments(
     blocks: Sequence[Block], noted: dict[int, BlockArguments], layers: Iterable[int]
 ) -> AbstractContextManager[None]:
-    """Store the shapes of some layers' arguments in the dict `noted`, in the first pass inside the `with` block.
+    """Return a context manager: in the first pass in its `with` block, the shapes of some layers' arguments are stored
+    in the dict `noted`.
 
     blocks: all layers of the model. noted: from layer to the shapes. layers: numbers of the layers.
     """
@@ -298,7 +307,7 @@ def noting_arguments(
 
 @uninterrupted
 def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]]) -> Iterator[None]:
-    """Place PyTorch hooks on modules until the `with` block ends.
+    """Place PyTorch hooks on modules until the `with` block ends; then they are removed.
 
     placing: pairs of a register method, such as `module.register_forward_hook`, and the hook.
     """
@@ -310,7 +319,7 @@ def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def _remove(handles: list[Any]) -> None:
-    """Remove PyTorch hooks by their handles."""
+    """Remove PyTorch hooks from their modules. handles: what the register methods returned."""
     for handle in handles:
         handle.remove()
 
@@ -333,7 +342,8 @@ _ABSENT = object()
 
 @uninterrupted
 def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of one object until the `with` block ends. Several such blocks may end in any order.
+    """Replace methods of the object `owner` until the `with` block ends; then the old ones are back. Several such
+    blocks may end in any order.
 
     methods: from name to the new method.
     """
@@ -365,7 +375,8 @@ def _put_back(owner: Any, replacement: _Replacement) -> None:
 def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
-    """Return logits of the last token of each row from a plain pass under hooks, without gradients and without a cache.
+    """Run the model in `view` on `tokens` under hooks and return the logits of the last token of each row, without
+    gradients and without a cache.
 
     hooks: pairs of hook point name and function.
     """

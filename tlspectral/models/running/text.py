@@ -31,15 +31,16 @@ def packaged_text() -> str:
 
 
 def packaged_words(kind: Literal["names", "colours", "nouns"]) -> list[str]:
-    """Return packaged first names, colours or common nouns as a list of single words.
+    """Return the packaged words of a kind as a list of single words: first names ("names"), "colours" or common
+    "nouns".
 
-    Source: `data/binding/NOTICE.md`.
+    kind: which list. Source: `data/binding/NOTICE.md`.
     """
     return (files("tlspectral") / "data" / "binding" / f"{kind}.txt").read_text(encoding="ascii").split()
 
 
 def file_text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a UTF-8 file, with or without a byte order mark.
+    """Return the text of the UTF-8 file `path`, with or without a byte order mark.
 
     Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
@@ -60,7 +61,8 @@ def file_text(path: str | os.PathLike[str]) -> str:
 
 
 def file_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return the lines of a UTF-8 file. Only newlines end a line; other separators, such as U+2028, stay in the text.
+    """Return the lines of the UTF-8 file `path`. Only newlines end a line; other separators, such as U+2028, stay in
+    the text.
 
     Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
@@ -108,15 +110,17 @@ def text_tokens(
 
 
 def token_text(view: AttentionView, token: int) -> str:
-    """Return a token as text; its id if there is no tokenizer or the id is outside its vocabulary."""
+    """Return the id `token` as text, by the tokenizer of the model in `view`; the id itself, as text, without a
+    tokenizer or outside its vocabulary.
+    """
     return tokens_text(view, [token])
 
 
 def tokens_text(view: AttentionView, tokens: list[int]) -> str:
-    """Return tokens as one text, special tokens included; their ids if they cannot be decoded.
+    """Return the ids `tokens` as one text, special tokens included; the ids as text if they cannot be decoded.
 
-    They cannot be decoded without a tokenizer, for ids outside its vocabulary, or if the user's tokenizer lacks
-    `__len__` or `decode`.
+    view: the model, with the tokenizer. Ids cannot be decoded without a tokenizer, outside its vocabulary, or if the
+    user's tokenizer lacks `__len__` or `decode`.
     """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     if not (hasattr(tokenizer, "__len__") and hasattr(tokenizer, "decode")) or max(tokens) >= len(tokenizer):
@@ -125,10 +129,10 @@ def tokens_text(view: AttentionView, tokens: list[int]) -> str:
 
 
 def texts_in_a_row(view: AttentionView, tokens: list[int]) -> list[str]:
-    """Return the text of each token, so that all texts joined are the text of the sentence.
+    """Return a list with the text of each id in `tokens`, so that all texts joined are the text of the sentence.
 
-    A token that holds part of a letter (of an emoji, for example) is shown as a box. The last token of such a letter is
-    shown as the letter.
+    view: the model, with the tokenizer. A token that holds part of a letter (of an emoji, for example) is shown as a
+    box. The last token of such a letter is shown as the letter.
     """
     texts, before = [], ""
     for index, token in enumerate(tokens):

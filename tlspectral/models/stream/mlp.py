@@ -49,9 +49,10 @@ class MlpReads:
         x: Float[Tensor, "batch pos d_model"],
         removed: Float[Tensor, "batch pos d_model"],
     ) -> Float[Tensor, "*shape d_model"]:
-        """Return the MLP's input once `removed` is subtracted from the residual stream; the norm is computed again.
+        """Return the MLP's input once `removed` is subtracted from the residual stream, as a new tensor; the norm is
+        computed again.
 
-        read: the MLP's input in the run without this. x: the stream that the MLP reads in that run.
+        read: the MLP's input in the run without this change. x: the stream that the MLP reads in that run.
         """
         change = self._scaled(self.norm.normalized(x - removed) - self.norm.normalized(x))
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences
@@ -82,7 +83,7 @@ class MlpReads:
         )
 
     def _scaled(self, normalized: Tensor) -> Tensor:
-        """Return a normalised stream times the norm's gain, if there is one."""
+        """Return the stream `normalized` times the norm's gain, if there is one."""
         gain = self.norm.gain
         return normalized if gain is None else normalized * gain.to(normalized.dtype).to(normalized.device)
 
@@ -96,7 +97,8 @@ class MlpReads:
 
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
-    """Return how the MLP of a layer gets its input, as `MlpReads`; None without an MLP. index: the layer.
+    """Return how the MLP of layer `index` of the model in `view` gets its input, as `MlpReads` (`.reads`, `.norm`,
+    `.point`); None without an MLP.
 
     Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
     """

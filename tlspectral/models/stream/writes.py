@@ -89,7 +89,9 @@ class HeadWrites:
         )
 
     def effective(self, heads: HeadIndex | None = None) -> Float[Tensor, "chosen d_head d_model"]:
-        """Return W_O of these heads (None: all) with multiplier and gain of the norm after it; centred for LN."""
+        """Return W_O of `heads` (None: all), [chosen, d_head, d_model], with multiplier and gain of the norm after it;
+        centred for LayerNorm.
+        """
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
     def sum_of(
@@ -131,8 +133,8 @@ class HeadWrites:
 def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
     """Return the `HeadWrites` of a layer: its W_O, b_O, the norm after the attention and the multiplier.
 
-    index: the layer. cast: converts parameters before computing; the result is differentiable if `cast` is. Raises
-    BadHead if the layer does not exist.
+    view: the model. index: the layer. cast: converts parameters before computing; the result is differentiable if
+    `cast` is. Raises BadHead if the layer does not exist.
     """
     b_o, norm, multiplier = view.behind(index)
     return HeadWrites(cast(view.raw(index).w_o), None if b_o is None else cast(b_o), norm, multiplier, cast)
@@ -148,7 +150,7 @@ def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tens
 
 
 def require_stream(view: AttentionView) -> None:
-    """Raise UnsupportedArchitecture unless the residual stream of a model is a sum of separate writes.
+    """Raise UnsupportedArchitecture unless the residual stream of the model in `view` is a sum of separate writes.
 
     Encoders are refused, because their norms act on the stream, and so are models that run a layer several times.
     """
@@ -163,9 +165,9 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
     The check: the layer's output is its input plus the writes of heads, biases and MLP. In a layer with a mixer, the
     mixer's write is whatever remains, so only the sum of the heads and the MLP's write are checked.
 
-    index: the layer. captured: activations of a run, from hook point name to tensor, with the points `WRITE_POINTS`
-    that the layer has. cast: converts parameters and activations before computing. Raises UnsupportedArchitecture if a
-    sum does not match.
+    view: the model. index: the layer. captured: activations of a run, from hook point name to tensor, with the points
+    `WRITE_POINTS` that the layer has. cast: converts parameters and activations before computing. Raises
+    UnsupportedArchitecture if a sum does not match.
     """
     names = view.hook_names(index)
     writes = head_writes(view, index, cast) if index in view.layers else None
@@ -203,10 +205,12 @@ def mixed(
     cast: Cast,
     behind: Literal["residual_after", "middle"] = "residual_after",
 ) -> Tensor:
-    """Return what a layer writes besides heads and MLP: its output minus its input and minus their writes.
+    """Return what a layer writes besides heads and MLP, [batch, pos, d_model]: its output minus its input and minus
+    their writes.
 
-    index: the layer. captured: activations of a run, from hook point name to tensor. cast: converts activations before
-    computing. behind: "residual_after", or "middle" to stop before the MLP. An MLP without a hook point is included.
+    view: the model. index: the layer. captured: activations of a run, from hook point name to tensor. cast: converts
+    activations before computing. behind: "residual_after", or "middle" to stop before the MLP. An MLP without a hook
+    point is included.
     """
     names = view.hook_names(index)
     remainder = cast(captured[names[behind]])
@@ -324,7 +328,8 @@ class LayerReads:
         return self.latent.norm.gradient(of_input @ self.latent.weight[0].mT.to(of_input), x)
 
     def by_head(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return the columns that `weight` computes, by head, from the activation at the hook point `point`.
+        """Return the columns that `weight` computes, by head, from `captured`, the activation at the hook point
+        `point`.
 
         It is a view if the heads stand side by side.
         """
@@ -358,12 +363,13 @@ class LayerReads:
 
 
 def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
-    """Return x times the weight of each head, with an axis of heads before the last one."""
+    """Return x times the weight of each head: [*batch, heads, d_head]."""
     return einsum(x, weight, "... d_in, head d_in d_head -> ... head d_head")
 
 
 def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
-    """Return how the heads of a layer (key/value heads for "k", "v") read the stream: one `LayerReads` per hook point.
+    """Return how the heads of the layer `raw` (key/value heads for "k", "v") read the stream: a list with one
+    `LayerReads` per hook point.
 
     what: "q", "k" or "v" for queries, keys or values. cast: converts parameters before computing, such as `widened`.
 
@@ -393,7 +399,8 @@ def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
 
 
 def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerReads:
-    """Return how the gate of gated attention is computed from the stream, as a `LayerReads`.
+    """Return how the gate of the layer `raw`, which has gated attention, is computed from the stream, as a
+    `LayerReads`.
 
     norm: input norm of the layer. cast: converts parameters before computing.
     """
