@@ -18,6 +18,7 @@ import pandas as pd
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint, MissingParts
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.heads.weight_columns import NullSettings
@@ -85,6 +86,7 @@ class _Entry:
     size: float = math.inf
 
 
+@checked_settings
 def analyze_models(
     models: Iterable[str | os.PathLike[str]],
     folder: str | os.PathLike[str],

@@ -15,6 +15,7 @@ import pandas as pd
 
 from tlspectral.containers import are_columns
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.history.checkpoint_tables import (
     HEAD_HISTORY,
@@ -41,6 +42,7 @@ _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sh
 _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights", "weights_by_layer")
 
 
+@checked_settings
 def head_history(
     checkpoints: Any,
     *,

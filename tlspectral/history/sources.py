@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import find_source
@@ -32,6 +33,7 @@ _STEP_LABEL = re.compile(r"(?:step|checkpoint)[-_]?(0|[1-9]\d*)")  # also as oth
 _NUMBER_ALONE = re.compile(r"[+-]?[\d.]+")
 
 
+@checked_settings
 def suite_checkpoints(
     suite: str | os.PathLike[str], steps: Iterable[int] | None = None
 ) -> list[tuple[int, Callable[[], Any]]]:

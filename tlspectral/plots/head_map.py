@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import INK, colour_bar, dress, legend_below, one_panel, sequential_colours
 from tlspectral.selection import head_name
@@ -22,6 +23,7 @@ _NAMED = 3
 _NOT_A_NUMBER = "#b9bec5"
 
 
+@checked_settings
 def heads(
     table: pd.DataFrame, column: str, *, limits: tuple[float, float] | None = None, ax: Axes | None = None
 ) -> Figure:

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
@@ -27,6 +28,7 @@ Answer = str | int
 """Answer to a question: text, or a token id."""
 
 
+@checked_settings
 @dataclass(frozen=True)
 class Question:
     """A question about one block of a draw: where it asks, its text, and the right answer. It is part of a `BlockDraw`.
@@ -116,6 +118,7 @@ class _Blocks(ABC):
         """Return a `BlockDraw` (blocks and questions) for a seed; the same seed must give the same draw."""
 
 
+@checked_settings
 @dataclass(frozen=True, kw_only=True)
 class BlockTask(_Blocks):
     """Base class of tasks whose prompts consist of blocks that can swap, with questions and right answers.

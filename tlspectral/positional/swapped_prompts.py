@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import not_a, shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
@@ -73,6 +74,7 @@ POSITIONAL_SYMBOLIC = Schema(
 )
 
 
+@checked_settings
 def positional_symbolic(
     model: Any,
     prompt: Any,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.selection import from_end, which_exist, whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
@@ -27,6 +28,7 @@ Scope = Literal["model", "layer", "group", "head"]
 Side = Literal["query", "key"]
 
 
+@checked_settings
 class SpectralRoPE(nn.Module):
     """Learnable rotation of the queries and keys of one attention layer, on top of the model's own RoPE.
 

@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.spectral_rope.module import SpectralRoPE
 
 OMEGA_SHARE = 0.1
 _FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
 
 
+@checked_settings
 def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None = None) -> list[dict[str, Any]]:
     """Return parameter groups for an optimizer such as AdamW, with a tenth of the learning rate for frequencies.
 

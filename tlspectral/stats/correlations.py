@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int64
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.residuals import correlation_within_layers, residuals
 from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned, require_known
 from tlspectral.tables.html_summary import html_summary
@@ -49,6 +50,7 @@ class PartialCorrelation:
     n_layers: int | None = None
 
 
+@checked_settings
 def partial_spearman(
     x: Values,
     y: Values,

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.prompts import packed_rows
@@ -21,6 +22,7 @@ Segment = str | Tensor
 """A piece of a prompt: text, or token ids [pos]."""
 
 
+@checked_settings
 @dataclass(frozen=True)
 class BlockPrompt:
     """A prompt of `prefix`, `blocks` and `suffix` whose blocks can swap places; its last token is the query.

@@ -12,6 +12,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors import DETECTORS
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
@@ -53,6 +54,7 @@ SUMMARIZE_SWEEP = Schema(
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def summarize_sweep(
     sweep: pd.DataFrame | Sequence[pd.DataFrame],
     table: pd.DataFrame,
