@@ -75,8 +75,9 @@ def _types_of(annotation: Any, names: Mapping[str, Any]) -> list[Any]:
         found = [_types_of(member, names) for member in get_args(annotation)]
         return [kind for kinds in found for kind in kinds] if all(found) else []
     origin = get_origin(annotation) or annotation
-    if origin in (Iterable, Sequence, list):
-        return [list]
+    if origin in (Iterable, Sequence, list, tuple):
+        entries = get_args(annotation)[:1]
+        return [list if entries in ((str,), (Any,), ()) else tuple]
     if isinstance(origin, type) and issubclass(origin, os.PathLike):
         return [os.PathLike]
     kinds = (bool, int, float, str, type(None))
@@ -114,6 +115,22 @@ def require_path(name: str, path: str | os.PathLike[str]) -> None:
     text = os.fspath(path)
     if len(text.encode()) > _PATH_BYTES or any(len(part.encode()) > _NAME_BYTES for part in Path(text).parts):
         raise ValueError(f"{name}= must be the path of a file or folder; found text too long for one: {shown(text)}")
+
+
+def pairs_in(name: str, given: Iterable[Any], expected: str) -> list[tuple[Any, Any]]:
+    """Return the entries of a list, each of which must be a pair.
+
+    Raises ValueError for an entry that is not a pair. `name`: the setting's name; `expected`: what a pair is, such as
+    "(sender, receiver)".
+    """
+    pairs = []
+    for entry in given:
+        sized = hasattr(entry, "__len__") and getattr(entry, "shape", None) != () and not isinstance(entry, str)
+        if not sized or len(entry) != 2:
+            raise ValueError(f"{name}= must be a list of pairs {expected}; found the entry {shown(entry)}")
+        first, second = entry
+        pairs.append((first, second))
+    return pairs
 
 
 def whole_number(value: Any) -> int | None:
@@ -165,6 +182,11 @@ def _listed(value: Any) -> Any:
     return _REFUSED if known or not hasattr(value, "__iter__") or getattr(value, "shape", None) == () else value
 
 
+def _listed_objects(value: Any) -> Any:
+    """Return an object with entries as `_listed`; text is refused, because its letters are not the entries."""
+    return _REFUSED if isinstance(value, str) else _listed(value)
+
+
 def _path(value: Any) -> Any:
     """Return text and paths unchanged, otherwise `_REFUSED`."""
     return value if isinstance(value, str | os.PathLike) else _REFUSED
@@ -176,9 +198,10 @@ def _nothing(value: Any) -> Any:
 
 
 _READERS: dict[Any, Callable[[Any], Any]] = {
-    bool: _truth, int: _whole, float: _number, str: _text, list: _listed, os.PathLike: _path, type(None): _nothing,
+    bool: _truth, int: _whole, float: _number, str: _text, list: _listed, tuple: _listed_objects, os.PathLike: _path,
+    type(None): _nothing,
 }  # fmt: skip
 _TEXTS: dict[Any, str] = {
-    bool: "True or False", int: "a whole number", float: "a number", str: "text", list: "a list",
+    bool: "True or False", int: "a whole number", float: "a number", str: "text", list: "a list", tuple: "a list",
     os.PathLike: "the path of a file or folder", type(None): "None",
 }  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, pairs_in
 from tlspectral.models.attention.tolerances import Quantity, noise_of
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user_hooks
@@ -114,7 +114,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         pair = one_head(view, head)
         probes = _probes(view) if prompts is None else [packed_prompts(view, prompts).tokens] * 3
         origin = view.origin()
-        hooks, checked = None if hook is None else [*hook], []
+        hooks, checked = None if hook is None else pairs_in("hook", hook, "(hook point, function)"), []
         with torch.no_grad():
             for tokens in probes:
                 heads, sentences, removes_all = _compared(view, tokens, hooks, pair)

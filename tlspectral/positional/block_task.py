@@ -51,6 +51,7 @@ class Question:
     answer: Answer
 
 
+@checked_settings
 @dataclass(frozen=True)
 class BlockDraw:
     """One list of blocks and the questions about them: what `draw(seed)` of a `BlockTask` returns.
@@ -79,7 +80,14 @@ class BlockDraw:
     choices: tuple[Answer, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "choices", self.choices or tuple(question.answer for question in self.questions))
+        wrong = [question for question in self.questions if not isinstance(question, Question)]
+        if wrong:
+            raise TypeError(f"questions= must hold values of tls.positional.Question; found {shown(wrong[0])}")
+        object.__setattr__(
+            self,
+            "choices",
+            self.choices if len(self.choices) else tuple(question.answer for question in self.questions),
+        )
         queried = list(self.asked)
         distinct = len(set(queried)) == len(queried)
         if not queried or not distinct or not all(0 <= block < len(self.blocks) for block in queried):

@@ -240,6 +240,7 @@ def attenuation(
     common. It is wrong if x follows a control along a curve. More: docs/statistics.md
     """
     require_known("method", method, get_args(RankMethod))
+    controls = as_names(controls)
     if not controls:
         raise ValueError("controls is empty: name at least one control to add")
     if draws:

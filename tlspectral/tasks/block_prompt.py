@@ -229,7 +229,12 @@ def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]])
 
 
 def _own(segment: Any) -> Any:
-    """Return a copy of a segment (tensor of ids), so that later changes by the caller have no effect; text stays."""
+    """Return a copy of a segment (tensor of ids), so that later changes by the caller have no effect; text stays.
+
+    Raises TypeError if the segment is neither text nor a sequence of ids.
+    """
+    if not isinstance(segment, str | Tensor | Sequence):
+        raise TypeError(f"{not_a(segment, 'a piece of a prompt')}: give text, or a tensor of token ids [pos]")
     return segment.clone() if isinstance(segment, Tensor) else segment
 
 

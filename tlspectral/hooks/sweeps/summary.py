@@ -101,6 +101,7 @@ def summarize_sweep(
     Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
     alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
+    require_table(table, "give the result of tls.analyze_heads")
     tables: list[Any] = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
     for one_part in tables:
