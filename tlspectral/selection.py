@@ -6,16 +6,15 @@ Every function and command reads them here. Whether a model has a head is checke
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
-import numpy as np
 import pandas as pd
 
 from tlspectral.containers import are_columns, column_names, columns_of, is_array, named_fields, plain, values
 from tlspectral.errors import WHOLE_NUMBERS, BadHead, did_you_mean, kind_of, not_a, shown
+from tlspectral.errors.settings import checked_settings, whole_number
 
 Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative numbers count from the end."""
@@ -342,6 +341,7 @@ Receivers = Any
 `{"k": heads}` with `Heads` in any form, for the keys of these heads; also `"q"` and `"v"`."""
 
 
+@checked_settings
 def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     """Return names of the queries, keys or values of heads, for `into=` of `tls.ablate` and for `tls.edge_effects`.
 
@@ -436,20 +436,6 @@ def _receiver(given: Any) -> Receiver:
         raise BadHead(f"{not_a(given, 'a receiver')}: {RECEIVER_FORMS}{naming_nodes(given)}")
     input: Any = match[4].lower()
     return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
-
-
-def whole_number(value: Any) -> int | None:
-    """Return an integer of any library, or a float without fraction, as an int; None for anything else."""
-    if isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) == "torch.bool":
-        return None
-    if isinstance(value, float | np.floating):
-        return int(value) if float(value).is_integer() else None
-    if getattr(value, "ndim", 0):  # a tensor with one element would pass for a number
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
 
 
 def counted(value: Any, least: int, what: str) -> int:

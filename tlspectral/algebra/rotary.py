@@ -145,7 +145,12 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
     require_one_reading(frequencies)
     listed = not isinstance(frequencies, Tensor) and isinstance(frequencies, Iterable)
     entries = [values(entry) if is_array(entry) else plain(entry) for entry in frequencies] if listed else frequencies
-    numbers = torch.as_tensor(entries).cpu()
+    try:
+        numbers = torch.as_tensor(entries).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"frequencies= must be indices of rotary pairs, such as [0, 1], or a mask; found {shown(frequencies)}"
+        ) from error
     if numbers.dtype == torch.bool:
         if numbers.shape != (n_pairs,):
             raise ValueError(

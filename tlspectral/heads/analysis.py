@@ -12,6 +12,7 @@ import pandas as pd
 import scipy.stats
 
 from tlspectral.errors import BadHead, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.heads.loaded import DETECTORS, OF_ACTIVATIONS, LoadedLayers
 from tlspectral.heads.streamed import streamed_layers
@@ -33,6 +34,7 @@ _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 _PACKAGES = ("transformer-lens", "transformers", "torch", "numpy", "scipy")
 
 
+@checked_settings
 def analyze_heads(
     model: Any,
     *,

@@ -20,6 +20,7 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import rank_tolerance, thin_svd
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import output_products
 from tlspectral.models.attention.modes import query_key_modes
@@ -82,6 +83,7 @@ class SideDirections:
     centred: bool
 
 
+@checked_settings
 def head_directions(
     model: Any,
     head: Head,

@@ -18,6 +18,7 @@ import pandas as pd
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint, MissingParts
+from tlspectral.errors.settings import checked_settings, require_path
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.heads.weight_columns import NullSettings
@@ -85,6 +86,7 @@ class _Entry:
     size: float = math.inf
 
 
+@checked_settings
 def analyze_models(
     models: Iterable[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
@@ -217,6 +219,7 @@ def listed_models(models: Iterable[Any]) -> list[str]:
                 f"models= has an object of type {type(entry).__name__}: give names or paths, or give a loaded model to "
                 "analyze_heads"
             )
+        require_path("models", entry)
         names += _lines(Path(entry).expanduser()) if is_model_list(entry) else [os.fspath(entry)]
     if not names:
         raise ValueError(f"{', '.join(map(str, entries)) or 'models='} lists no models: give at least one name or path")

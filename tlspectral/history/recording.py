@@ -15,6 +15,7 @@ import pandas as pd
 
 from tlspectral.containers import are_columns
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, shown
+from tlspectral.errors.settings import checked_settings, pairs_in
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.history.checkpoint_tables import (
     HEAD_HISTORY,
@@ -41,6 +42,7 @@ _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sh
 _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights", "weights_by_layer")
 
 
+@checked_settings
 def head_history(
     checkpoints: Any,
     *,
@@ -255,7 +257,9 @@ def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[LayerHead, 
             f"pairs=, a {type(pairs).__name__} of two lists or arrays, has two readings: (senders, receivers), or two "
             "pairs. Write list(zip(senders, receivers)) for the first, a list of tuples for the second"
         )
-    checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
+    checked = [
+        (head_pair(sender), head_pair(receiver)) for sender, receiver in pairs_in("pairs", pairs, "(sender, receiver)")
+    ]
     # Negative layers count from the end: their order is checked once a model is open.
     require_order(pair for pair in checked if (pair[0][0] < 0) == (pair[1][0] < 0))
     return checked

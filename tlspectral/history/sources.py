@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from tlspectral.errors.settings import checked_settings, require_path, whole_number
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import find_source
@@ -32,6 +33,7 @@ _STEP_LABEL = re.compile(r"(?:step|checkpoint)[-_]?(0|[1-9]\d*)")  # also as oth
 _NUMBER_ALONE = re.compile(r"[+-]?[\d.]+")
 
 
+@checked_settings
 def suite_checkpoints(
     suite: str | os.PathLike[str], steps: Iterable[int] | None = None
 ) -> list[tuple[int, Callable[[], Any]]]:
@@ -78,7 +80,10 @@ def suite_checkpoints(
                 "(label, checkpoint) pairs"
             )
         steps = PYTHIA_STEPS
-    chosen = [int(step) for step in steps]
+    steps = list(steps)
+    chosen = [number for step in steps if (number := whole_number(step)) is not None]
+    if len(chosen) < len(steps):
+        raise ValueError(f"steps= must be a list of training steps, whole numbers; found {shown(steps)}")
     for step in chosen:
         find_source(name, checkpoint=step)
     return [(step, partial(load_model, name, checkpoint=step)) for step in chosen]
@@ -92,8 +97,13 @@ def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], A
     Raises TypeError for another type.
     """
     if isinstance(checkpoints, str | os.PathLike):
+        require_path("checkpoints", checkpoints)
         return suite_checkpoints(checkpoints)
-    if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
+    if (
+        isinstance(checkpoints, nn.Module)
+        or not isinstance(checkpoints, Iterable)
+        or getattr(checkpoints, "shape", None) == ()
+    ):
         raise TypeError(
             "checkpoints= needs the hub name of a suite, a folder, a dict by step, or a list of names, folders, models "
             f"or (label, checkpoint) pairs; found {type(checkpoints).__name__}: put a single model into a list"

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float64, UInt8
 from torch import Tensor
 
 from tlspectral.errors import did_you_mean, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.sinks import LEAST
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, KEPT_CONTROLS, LEVELS, Removal, Wall
 from tlspectral.hooks.parts import Output
@@ -62,6 +63,7 @@ def first_sentences(model: Any) -> list[Any]:
         return list(SENTENCES if name in PACKAGED else SENTENCES[:1])
 
 
+@checked_settings
 def wall(
     model: Any,
     prompt: Any = None,

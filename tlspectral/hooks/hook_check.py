@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors.settings import checked_settings, pairs_in
 from tlspectral.models.attention.tolerances import Quantity, noise_of
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user_hooks
@@ -69,6 +70,7 @@ class HookCheck:
         return html_rows("Hook", rows) + (self.heads.to_html() or "")
 
 
+@checked_settings
 def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: Any = None) -> HookCheck:
     """Check whether a hook of your own removes exactly the output of one head.
 
@@ -112,7 +114,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         pair = one_head(view, head)
         probes = _probes(view) if prompts is None else [packed_prompts(view, prompts).tokens] * 3
         origin = view.origin()
-        hooks, checked = None if hook is None else [*hook], []
+        hooks, checked = None if hook is None else pairs_in("hook", hook, "(hook point, function)"), []
         with torch.no_grad():
             for tokens in probes:
                 heads, sentences, removes_all = _compared(view, tokens, hooks, pair)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tlspectral.errors import shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
@@ -94,6 +95,7 @@ EDGE_EFFECTS = Schema(
 )
 
 
+@checked_settings
 def edge_effects(
     model: Any,
     receivers: Receivers | None = None,

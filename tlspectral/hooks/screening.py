@@ -8,6 +8,7 @@ import scipy.stats
 from jaxtyping import Bool, Float64, Int
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.schema import Schema, columns, require
 
 _CONFIDENCE = 0.95
@@ -77,6 +78,7 @@ def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
     ]
 
 
+@checked_settings
 def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.DataFrame:
     """Bound how many edges with a large effect a screen of `edge_effects` has missed.
 

@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.sinks import asked_for_sinks, found_sinks
 from tlspectral.models.attention.prompt_patterns import prompt_patterns
 from tlspectral.models.reading import measured
@@ -26,6 +27,7 @@ _LONGEST = 14  # letters of a token that are written
 _COLUMNS = 4
 
 
+@checked_settings
 def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks: str | None = None) -> Figure:
     """Draw the attention of several heads on one prompt: a panel per head, queries down, keys across, one colour scale.
 

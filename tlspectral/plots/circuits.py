@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import (
     BLUE,
@@ -102,6 +103,7 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     return figure
 
 
+@checked_settings
 def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = None) -> Figure:
     """Draw the largest edges of a circuit: up to 24 as a graph, 25 or more as a matrix of senders and receivers.
 

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.null_eigenvalues import null_eigenvalues
 from tlspectral.models.reading import measured
@@ -20,6 +21,7 @@ _COLUMNS = 4
 _DRAWS = 30
 
 
+@checked_settings
 def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
     """Draw the eigenvalues λ of heads' query-key matrices M in the complex plane, over the eigenvalues of random
     matrices.

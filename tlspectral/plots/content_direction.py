@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
@@ -24,6 +25,7 @@ _Entry = tuple[Any, str]  # an artist of the legend (or a tuple of artists drawn
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
     """Draw every head by its directional share dir_frac (across) and its rotational share D_head (up), with the null of
     both.

@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import INK, colour_bar, dress, legend_below, one_panel, sequential_colours
 from tlspectral.selection import head_name
@@ -22,6 +24,7 @@ _NAMED = 3
 _NOT_A_NUMBER = "#b9bec5"
 
 
+@checked_settings
 def heads(
     table: pd.DataFrame, column: str, *, limits: tuple[float, float] | None = None, ax: Axes | None = None
 ) -> Figure:
@@ -100,8 +103,12 @@ def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMa
 
     `limits` are (low, high) ends of the scale; None takes the smallest and largest finite value.
     """
+    if limits is not None and (not isinstance(limits, list | tuple | np.ndarray) or len(limits) != 2):
+        raise ValueError(f"limits= must be two numbers, such as (0, 1); found {shown(limits)}")
     finite = values[np.isfinite(values)]
-    low, high = limits or ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))
+    low, high = (
+        limits if limits is not None else ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))
+    )
     if low < 0 < high:
         reach = max(-low, high)
         return ScalarMappable(Normalize(-reach, reach), colormaps["PuOr_r"])

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import detect_heads
 from tlspectral.hooks.head_wall import wall as measured_wall
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
@@ -39,6 +40,7 @@ _GAP, _BAR = 1 / 7, 1 / 6  # gap beside a square and room for a bar under it, as
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def wall(
     model: Any,
     prompt: Any = None,

@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.errors import not_a
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
@@ -34,6 +35,7 @@ BLOCK_ANSWERS = Schema(
 )
 
 
+@checked_settings
 def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFrame:
     """Measure how a model answers a block task: probability and rank of the right answer's first token.
 

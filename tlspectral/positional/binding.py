@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks.block_prompt import BlockPrompt
@@ -38,6 +39,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 """Text before and after the lines of names, for each template; `{name}` stands for the queried name."""
 
 
+@checked_settings
 @dataclass(frozen=True)
 class BindingTask(BlockTask):
     """Make a block task with lines "NAME likes the color COLOUR" and a question about one name's colour.

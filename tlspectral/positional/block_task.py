@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
@@ -27,6 +28,7 @@ Answer = str | int
 """Answer to a question: text, or a token id."""
 
 
+@checked_settings
 @dataclass(frozen=True)
 class Question:
     """A question about one block of a draw: where it asks, its text, and the right answer. It is part of a `BlockDraw`.
@@ -49,6 +51,7 @@ class Question:
     answer: Answer
 
 
+@checked_settings
 @dataclass(frozen=True)
 class BlockDraw:
     """One list of blocks and the questions about them: what `draw(seed)` of a `BlockTask` returns.
@@ -77,7 +80,14 @@ class BlockDraw:
     choices: tuple[Answer, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "choices", self.choices or tuple(question.answer for question in self.questions))
+        wrong = [question for question in self.questions if not isinstance(question, Question)]
+        if wrong:
+            raise TypeError(f"questions= must hold values of tls.positional.Question; found {shown(wrong[0])}")
+        object.__setattr__(
+            self,
+            "choices",
+            self.choices if len(self.choices) else tuple(question.answer for question in self.questions),
+        )
         queried = list(self.asked)
         distinct = len(set(queried)) == len(queried)
         if not queried or not distinct or not all(0 <= block < len(self.blocks) for block in queried):
@@ -117,6 +127,7 @@ class _Blocks(ABC):
         """Return a `BlockDraw` (blocks and questions) for a seed; the same seed must give the same draw."""
 
 
+@checked_settings
 @dataclass(frozen=True, kw_only=True)
 class BlockTask(_Blocks):
     """Base class of tasks whose prompts consist of blocks that can swap, with questions and right answers.

@@ -23,6 +23,7 @@ from einops import rearrange
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.positional.readout import LastQuery, Moved
 from tlspectral.tasks.block_places import centred
@@ -78,6 +79,9 @@ def exclusion_split(logits: Float64[Tensor, "*batch n n"]) -> ExclusionSplit:
     Not established: which positions or contents the head prefers, or that the model's output depends on them. `.pos`
     and `.sym` grow with the scale of the logits; only `.index` does not. All numbers are NaN without keys.
     """
+    square = isinstance(logits, Tensor) and logits.ndim >= 2 and logits.shape[-1] == logits.shape[-2]
+    if not square or not logits.is_floating_point():
+        raise TypeError(f"logits must be a tensor of real numbers of shape [..., n, n]; found {shown(logits)}")
     in_place = logits.diagonal(dim1=-2, dim2=-1)
     pos = (logits - in_place[..., None, :]).square().mean((-2, -1))
     sym = (logits - in_place[..., :, None]).square().mean((-2, -1))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tlspectral.errors import did_you_mean, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.running.text import file_lines, packaged_text, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
@@ -18,6 +19,7 @@ from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, req
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
+@checked_settings
 @dataclass(frozen=True)
 class KeyValueTask(BlockTask):
     """Make a block task with lines "The password of the KEY is VALUE." and a question that repeats a line without its
@@ -63,6 +65,7 @@ class KeyValueTask(BlockTask):
         )
 
 
+@checked_settings
 @dataclass(frozen=True)
 class CopyingTask(BlockTask):
     """Make a block task with lines of nouns and a partial copy of them; the prompt ends before a word of the copy.
@@ -115,6 +118,7 @@ class CopyingTask(BlockTask):
         return BlockDraw("", blocks, tuple(questions), tuple(f" {word}" for word in words))
 
 
+@checked_settings
 @dataclass(frozen=True)
 class NeedleTask(BlockTask):
     """Make a block task with one line that names a secret word, among sentences of *Alice's Adventures in Wonderland*.
@@ -157,6 +161,7 @@ class NeedleTask(BlockTask):
         return BlockDraw("", tuple(f"{line}\n" for line in lines), (question,), choices)
 
 
+@checked_settings
 @dataclass(frozen=True)
 class ListIndexTask(BlockTask):
     """Make a block task with a list of nouns and a question such as "The third item of the list is the".
@@ -198,6 +203,7 @@ class ListIndexTask(BlockTask):
         return BlockDraw("List of items:\n", tuple(f"- {word}\n" for word in words), tuple(questions))
 
 
+@checked_settings
 @dataclass(frozen=True)
 class PromptFile(BlockTask):
     """Make a block task from a file with one draw (a list of blocks and questions) per line, in JSON.

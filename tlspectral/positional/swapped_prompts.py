@@ -6,7 +6,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,6 +14,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import not_a, shown, warn_caller
+from tlspectral.errors.settings import checked_settings, pairs_in, whole_number
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
@@ -73,6 +73,7 @@ POSITIONAL_SYMBOLIC = Schema(
 )
 
 
+@checked_settings
 def positional_symbolic(
     model: Any,
     prompt: Any,
@@ -131,7 +132,7 @@ def positional_symbolic(
     """
     with measured(model) as view:
         require_settings(mode, by, tau=tau, logit_scale=logit_scale)
-        swaps = swaps if isinstance(swaps, str) else [(index(i), index(j)) for i, j in swaps]
+        swaps = swaps if isinstance(swaps, str) else _block_pairs(swaps)
         task = block_task(prompt) if isinstance(prompt, str) else prompt if isinstance(prompt, BlockTask) else None
         chosen = None if heads is None else heads_by_layer(view, heads)
         if task is not None:
@@ -245,6 +246,17 @@ def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Te
     draw. `task` is None for given prompts.
     """
     return [draw.prompts[0].tokens() for draw in (drawn if task is None else drawn[:1])]
+
+
+def _block_pairs(swaps: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the given swaps as pairs of block indices. Raises ValueError for an entry that is not such a pair."""
+    pairs = []
+    for pair in pairs_in("swaps", swaps, "(block, block)"):
+        first, second = map(whole_number, pair)
+        if first is None or second is None:
+            raise ValueError(f"swaps= must be pairs of block indices, such as [(0, 1)]; found {shown(pair)}")
+        pairs.append((first, second))
+    return pairs
 
 
 def require_settings(mode: str, by: str | None = None, **positive: float | None) -> None:

@@ -22,7 +22,7 @@ from tlspectral.report.page import Page, card_page
 from tlspectral.selection import Head, head_name, pair_in_table
 from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.same_model import require_same_model
-from tlspectral.tables.schema import require
+from tlspectral.tables.schema import require, require_table
 
 NULL_DRAWS = 30
 """Draws of the null behind the eigenvalues. More draws would make the cloud of points a blot."""
@@ -170,6 +170,7 @@ def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame
     or other weights.
     """
     name = head_name(*pair)
+    require_table(table, f"give the result of tls.k_composition(model, {name!r})", name="composition")
     if "receiver" in table:  # the table of all pairs of heads
         table = table.loc[table["receiver"] == f"{name}.k"]
     require(table, ("layer", "head", "score", "chance", "rank"), f"k_composition(model, {name!r})", name="composition")

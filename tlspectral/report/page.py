@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.measured_wall import Wall
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
@@ -52,6 +53,7 @@ class Page(str):
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def report(
     table: pd.DataFrame,
     path: str | os.PathLike[str] | None = None,

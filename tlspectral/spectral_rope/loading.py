@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, UnsupportedArchitecture
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.damage import refusing
@@ -22,6 +23,7 @@ from tlspectral.spectral_rope.weights_identity import require_identity
 _GIVE_ITS_MODEL = "Give the model on which the parameters were learned"
 
 
+@checked_settings
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     """Put saved spectral parameters into an ordinary model and return the spectral model.
 

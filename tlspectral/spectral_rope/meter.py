@@ -5,11 +5,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.spectral_rope.spectral_layers import layers_of
 
 WARN_ABOVE = 0.5
 
 
+@checked_settings
 def omega_shift(model: Any, context: int) -> float:
     """Return the largest rotation, in radians, that learned frequencies add at a distance of `context` tokens.
 
@@ -37,6 +39,7 @@ def omega_shift(model: Any, context: int) -> float:
     return max(float(module.shift_by_head().abs().max()) for module in layers_of(model).values()) * context
 
 
+@checked_settings
 class OmegaMeter(TrainerCallback):
     """Trainer callback that logs how far learned rotary frequencies have changed, and warns once above 0.5 radians.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.hooking.interrupts import uninterrupted
 from tlspectral.models.hooking.placing import without_hooks
 from tlspectral.models.loading.checks import avoid_lost_cache
@@ -182,6 +183,7 @@ class SpectralModel(nn.Module):
     half, bfloat16 = _moved(torch.float16), _moved(torch.bfloat16)
 
 
+@checked_settings
 def to_spectral(
     model: Any,
     *,

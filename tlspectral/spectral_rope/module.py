@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.selection import from_end, which_exist, whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
@@ -27,6 +28,7 @@ Scope = Literal["model", "layer", "group", "head"]
 Side = Literal["query", "key"]
 
 
+@checked_settings
 class SpectralRoPE(nn.Module):
     """Learnable rotation of the queries and keys of one attention layer, on top of the model's own RoPE.
 
@@ -90,6 +92,7 @@ class SpectralRoPE(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
+        _require_tensors(theta=theta, real_index=real_index, imag_index=imag_index)
         _check_shape(len(theta), n_heads, n_kv_heads, scope, phase_noise)
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
         self.scope, self.log_omega, self.shared_phase = scope, log_omega, shared_phase
@@ -299,6 +302,15 @@ def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pai
         "real_index= and imag_index= must be the columns (t, t + pairs) or (2 t, 2 t + 1) for t = 0, 1, ...; found "
         f"{pairs[0][:8]} and {pairs[1][:8]}"
     )
+
+
+def _require_tensors(**columns: Tensor) -> None:
+    """Raise TypeError unless the arguments are tensors with one axis: `theta` of real numbers, the other ones whole."""
+    for name, values in columns.items():
+        real = name == "theta"
+        if not isinstance(values, Tensor) or values.ndim != 1 or values.is_floating_point() is not real:
+            kind = "real" if real else "whole"
+            raise TypeError(f"{name} must be a tensor of {kind} numbers of shape [pairs]; found {shown(values)}")
 
 
 def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_noise: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tlspectral.errors import shown
+from tlspectral.errors import not_a, shown
 from tlspectral.spectral_rope.module import SpectralRoPE
 
 OMEGA_SHARE = 0.1
@@ -48,9 +48,12 @@ def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None
     Not established: that the rate suits a task. It keeps one step from undoing earlier training. More:
     docs/training.md.
     """
+    if not isinstance(spectral, nn.Module):
+        raise TypeError(f"{not_a(spectral, 'a spectral model')}: give the result of tls.to_spectral")
     weights_lr = lr if weights_lr is None else weights_lr
     for name, rate in (("lr", lr), ("weights_lr", weights_lr)):
-        if not isinstance(rate, Real | Tensor) or isinstance(rate, bool) or not 0 <= float(rate) < math.inf:
+        is_number = isinstance(rate, Real | Tensor) and not isinstance(rate, bool) and not getattr(rate, "ndim", 0)
+        if not is_number or not 0 <= float(rate) < math.inf:
             raise ValueError(f"{name}= must be a learning rate, a finite number from 0 up; found {shown(rate)}")
     groups = rated_groups(spectral, lr, OMEGA_SHARE)
     if not groups:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.pretrained import find_tokenizer, load_pretrained
@@ -54,6 +55,7 @@ ROTARY_TABLES = (".attn.rotary_sin", ".attn.rotary_cos")
 """Ends of the names of rotary tables in a HookedTransformer."""
 
 
+@checked_settings
 def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     """Write the spectral parameters and options of a model to a safetensors file, without the weights.
 

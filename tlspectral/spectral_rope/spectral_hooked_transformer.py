@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import BadWeights
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.damage import first_sentence
 from tlspectral.models.loading.packaged import hooked_transformer_class
@@ -48,6 +49,7 @@ def require_hooked_transformer(before: str = "") -> None:
         )
 
 
+@checked_settings
 class SpectralHookedTransformer(_Base):
     """A HookedTransformer with learnable rotary positions ("Bifocal Attention", section 3), for training from scratch.
 

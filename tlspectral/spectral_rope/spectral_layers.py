@@ -1,5 +1,6 @@
 """Make one `SpectralRoPE` for each rotary layer of a model, from the model's own inverse frequencies."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +50,9 @@ def spectral_layers(
     if no_rotary:
         raise UnsupportedArchitecture(f"layer {no_rotary[0]} has no rotary positions: leave its heads out of heads=")
     first_seed = checked_seed(seed)
-    chosen_pairs = frequencies if frequencies is None or isinstance(frequencies, Tensor) else list(frequencies)
+    chosen_pairs = (
+        list(frequencies) if isinstance(frequencies, Iterable) and not isinstance(frequencies, Tensor) else frequencies
+    )
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():
         raw, geometry = view.raw(index), rotary[index]

@@ -15,6 +15,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.correlations import PartialCorrelation, RankMethod, partial_correlation, residual_correlation
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
 from tlspectral.stats.values import (
@@ -75,6 +76,7 @@ class LayerBootstrap:
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def layer_bootstrap(
     table: pd.DataFrame,
     x: str = "D_head",
@@ -198,6 +200,7 @@ class Attenuation:
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def attenuation(
     table: pd.DataFrame,
     controls: str | Sequence[str] = ("rope_imag_frac", "freq_centroid"),
@@ -246,6 +249,7 @@ def attenuation(
     common. It is wrong if x follows a control along a curve. More: docs/statistics.md
     """
     require_known("method", method, get_args(RankMethod))
+    controls = as_names(controls)
     if not controls:
         raise ValueError("controls is empty: name at least one control to add")
     if draws:

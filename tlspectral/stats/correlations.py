@@ -11,6 +11,8 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int64
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.residuals import correlation_within_layers, residuals
 from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned, require_known
 from tlspectral.tables.html_summary import html_summary
@@ -58,6 +60,7 @@ class PartialCorrelation:
     n_layers: int | None = None
 
 
+@checked_settings
 def partial_spearman(
     x: Values,
     y: Values,
@@ -107,6 +110,8 @@ def partial_spearman(
         )
     if layers is None:
         return partial_correlation(np.column_stack(columns), method)
+    if np.ndim(layers) != 1:
+        raise ValueError(f"layers must be a list of one layer per row; found {shown(layers)}")
     if len(layers) != len(columns[0]):
         raise ValueError(
             f"layers has {len(layers)} entries and x has {len(columns[0])} rows: give the layer of each row"

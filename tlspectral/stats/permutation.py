@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Bool
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.values import Values, as_values, require_known
 from tlspectral.tables.html_summary import html_summary
 
@@ -54,6 +55,7 @@ class ModelPermutation:
     method: str
 
 
+@checked_settings
 def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "two-sided") -> ModelPermutation:
     """Test exactly whether two groups of models differ in a number, with one value per model.
 

@@ -9,6 +9,7 @@ import pandas as pd
 import scipy.stats
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.values import require_one_population, table_columns
 from tlspectral.tables.html_summary import html_summary
 
@@ -47,6 +48,7 @@ class TopHeadPercentile:
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def top_head_percentile(
     table: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
 ) -> TopHeadPercentile:

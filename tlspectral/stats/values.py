@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 
 from tlspectral.errors import shown
 from tlspectral.tables.joining import KEYS
-from tlspectral.tables.schema import require_one_row, require_table
+from tlspectral.tables.schema import require_one_row, require_table, shown_names
 
 Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
 """One number per head or model."""
@@ -89,7 +89,7 @@ def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
     require_table(heads, "give a table such as the result of tls.analyze_heads")
     absent = [name for name in names if name not in heads.columns]
     if absent:
-        raise ValueError(f"the table has no column {shown(absent)}: choose from {', '.join(map(str, heads.columns))}")
+        raise ValueError(f"the table has no column {shown(absent)}: choose from {shown_names(heads.columns)}")
     twice = [name for name in names if (heads.columns == name).sum() > 1]
     if twice:
         raise ValueError(f"the table has more than one column called {twice}: rename or drop one of them")

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 import pandas as pd
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.schema import Schema, known_schemas
 
 
@@ -25,6 +26,7 @@ def every_schema() -> dict[str, Schema]:
     return known_schemas()
 
 
+@checked_settings
 def describe_table(name: str) -> pd.DataFrame:
     """Describe the columns of a documented table, one row per column. Use it to look up a table before you make one.
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tlspectral.errors import not_a, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.head_columns import describe_columns
 from tlspectral.tables.meanings import renamed_columns, warn_of_older
@@ -29,6 +30,7 @@ _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 _NO_PARQUET = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
+@checked_settings
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
     """Write a table as parquet, with the meaning of its columns and its provenance; as CSV if the name ends in .csv.
 
@@ -188,6 +190,7 @@ def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
+@checked_settings
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read a parquet file that `tls.write_table` wrote.
 

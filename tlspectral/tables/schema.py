@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.errors import not_a
+from tlspectral.errors import not_a, shown
 from tlspectral.tables.meanings import CHANGES, MEANINGS, changed
 
 _DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys(("label", "text", "numbers"), "object")
@@ -212,9 +212,15 @@ def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: 
     require_table(table, f"give a table of {made_by}", name=name)
     missing = [column for column in columns if column not in table]
     if missing:
-        raise ValueError(f"the {name} has no column {', '.join(missing)}: give a table of {made_by}")
+        raise ValueError(f"the {name} has no column {shown_names(missing)}: give a table of {made_by}")
     if table.empty:
         raise ValueError(f"the {name} has no rows: give a table of {made_by} with at least one")
+
+
+def shown_names(names: Iterable[Any]) -> str:
+    """Return column names as text for a message: the first 20, and long names shortened."""
+    texts = [text if len(text := str(name)) <= 60 else shown(name, 60) for name in names]
+    return ", ".join(texts[:20]) + f", ... ({len(texts)} columns)" * (len(texts) > 20)
 
 
 def require_one_row(table: pd.DataFrame, keys: list[str], hint: str, *, name: str = "table") -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tlspectral.errors import MissingParts, UserBlock
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.job import sharing
 
@@ -83,6 +84,7 @@ class Shard:
         return {name: tables[name] for name in names if name in tables}
 
 
+@checked_settings
 def shard(index: int, count: int) -> AbstractContextManager[None]:
     """Let the measurement in this block make only every `count`-th job, in its folder. Use it to run one measurement in
     several processes or on several machines.

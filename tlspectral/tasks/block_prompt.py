@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.prompts import packed_rows
@@ -21,6 +22,7 @@ Segment = str | Tensor
 """A piece of a prompt: text, or token ids [pos]."""
 
 
+@checked_settings
 @dataclass(frozen=True)
 class BlockPrompt:
     """A prompt of `prefix`, `blocks` and `suffix` whose blocks can swap places; its last token is the query.
@@ -229,7 +231,12 @@ def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]])
 
 
 def _own(segment: Any) -> Any:
-    """Return a copy of a segment (tensor of ids), so that later changes by the caller have no effect; text stays."""
+    """Return a copy of a segment (tensor of ids), so that later changes by the caller have no effect; text stays.
+
+    Raises TypeError if the segment is neither text nor a sequence of ids.
+    """
+    if not isinstance(segment, str | Tensor | Sequence):
+        raise TypeError(f"{not_a(segment, 'a piece of a prompt')}: give text, or a tensor of token ids [pos]")
     return segment.clone() if isinstance(segment, Tensor) else segment
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
 from tlspectral.models.running.batches import TokenMask
 from tlspectral.tasks.metric_value import MetricValue
@@ -52,6 +53,7 @@ def evaluate(model: Any, task: Task | str) -> MetricValue:
         return metric_value_of(view, task_sequences(view, task_of(task)))
 
 
+@checked_settings
 def induction_loss(
     model: Any,
     prompts: Int[Tensor, "sequences pos"] | None = None,
@@ -92,6 +94,7 @@ def induction_loss(
     return evaluate(model, induction(prompts, n_sequences=n_sequences, segment_length=segment_length, seed=seed))
 
 
+@checked_settings
 def language_loss(
     model: Any,
     prompts: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,

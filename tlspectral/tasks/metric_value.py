@@ -12,6 +12,7 @@ import scipy.stats
 from jaxtyping import Float64, Int
 
 from tlspectral.errors import not_a
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.html_summary import html_rows, html_summary
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
@@ -138,6 +139,7 @@ class Effect(float):
         return f"{self.value:.4f} ± {self.se:.4f}"
 
 
+@checked_settings
 def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -> Effect:
     """Return the paired effect `ablated - intact`: mean difference over sequences, standard error and p-value.
 

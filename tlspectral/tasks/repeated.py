@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tlspectral.errors import earlier_calls, not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
@@ -20,6 +21,7 @@ SMALL_VOCABULARY = 64  # under so many ids a segment is a permutation, so that n
 
 
 @earlier_calls("n_sequences", "segment_length")
+@checked_settings
 def repeated_sequences(
     view: AttentionView, *, n_sequences: int = 200, segment_length: int = 64, seed: int = 0
 ) -> Int[Tensor, "sequences pos"]:

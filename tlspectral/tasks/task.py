@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tlspectral.containers import column_names, columns_of
 from tlspectral.errors import kind_of, not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, n_prompts_of
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
@@ -21,6 +22,7 @@ from tlspectral.tasks.text_rows import TextRows
 from tlspectral.user_functions import require_call
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False)
 class Task:
     """Prompts and a metric. Give it to `tls.evaluate`, `tls.ablation_sweep` and other functions that measure a model.
@@ -285,6 +287,7 @@ def _nested(positions: Any) -> bool:
     return isinstance(positions, list) and any(isinstance(row, list) for row in positions)
 
 
+@checked_settings
 def induction(
     prompts: Int[Tensor, "sequences pos"] | None = None,
     *,
@@ -331,6 +334,7 @@ def induction(
     )
 
 
+@checked_settings
 def language(
     prompts: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
     *,
@@ -400,6 +404,7 @@ def _own(given: Any) -> Any:
     raise TypeError(f"{not_a(given, 'prompts')}: give token ids [sequences, pos], a text or a list of texts, or None")
 
 
+@checked_settings
 def logit_difference(
     prompts: Any,
     correct: Any,

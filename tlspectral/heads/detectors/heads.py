@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
 from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
@@ -134,6 +135,7 @@ DETECT_HEADS_ON_PROMPTS = Schema(
 )
 
 
+@checked_settings
 def detect_heads(
     model: Any,
     *,

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import earlier_calls, shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -65,6 +66,7 @@ KERNEL_PREDICTION = Schema(
 
 
 @earlier_calls("offsets")
+@checked_settings
 def relative_position_kernel(
     model: Any,
     heads: Heads | None = None,
@@ -124,6 +126,7 @@ def relative_position_kernel(
 
 
 @earlier_calls("offsets")
+@checked_settings
 def kernel_prediction(
     model: Any,
     heads: Heads | None = None,

@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
@@ -77,6 +78,7 @@ TOP_PAIRS = Schema(
 )
 
 
+@checked_settings
 def top_pairs(
     model: Any,
     heads: Heads | None = None,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import LiveFactors
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -24,6 +25,7 @@ PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]
 PENALIZED_PARTS: tuple[PenalizedPart, ...] = get_args(PenalizedPart)
 
 
+@checked_settings
 def qk_penalty(
     model: Any,
     part: PenalizedPart | Symbol,

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tlspectral.errors import not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.attribution.dictionary_origin import DictionaryOrigin
 from tlspectral.hooks.attribution.stream_terms import StreamTerms
 from tlspectral.models.reading.view import AttentionView
@@ -27,6 +28,7 @@ ERROR, DICTIONARY_BIAS = "error", "dictionary bias"
 Encode = Callable[[Tensor], Tensor]
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False)
 class Dictionary:
     """Features of the residual stream that enters a layer: stream = activations @ decoder + bias + error.

@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.attribution.asked_scores import position_in, require_one
 from tlspectral.hooks.attribution.dictionary import ERROR, Dictionary, require_division
 from tlspectral.hooks.attribution.heads_run import HeadsRun, HeadWrite, head_write, heads_run
@@ -58,6 +59,7 @@ OV_ATTRIBUTION = Schema(
 )
 
 
+@checked_settings
 def ov_attribution(
     model: Any,
     prompt: Any,

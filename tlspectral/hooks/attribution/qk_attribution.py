@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float64, Int
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.attribution.asked_scores import AskedScores, asked_scores
 from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
@@ -53,6 +54,7 @@ QK_ATTRIBUTION = Schema(
 )
 
 
+@checked_settings
 def qk_attribution(
     model: Any,
     prompt: Any,

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 
 from tlspectral.errors import shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
@@ -118,6 +119,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> MetricValue:
         return metric_value_from(view, pairs.sequences, values)
 
 
+@checked_settings
 def faithfulness(
     model: Any,
     edges: pd.DataFrame | None,

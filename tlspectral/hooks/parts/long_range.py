@@ -11,11 +11,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.selection import whole_number
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class LongRange(Part):
     """Remove attention to far keys: query i sees key j only if i - j < window or j < sinks.

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.attention.modes import query_key_modes
@@ -43,6 +44,7 @@ class _OfHead:
     n_removed: int
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Mode(QueryKeyPart):
     """Remove singular modes of M = sum_k s_k u_k v_k^T from a head's queries: W_Q <- (I - u_k u_k^T) W_Q.

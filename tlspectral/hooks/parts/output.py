@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_pass
@@ -31,6 +32,7 @@ _IN_PLACE = {
 }
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Output(Part):
     """Remove everything that a head writes: z W_O becomes z' W_O, where z is the head's output before W_O.

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask, require_one_reading
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
@@ -156,6 +157,7 @@ class SymmetryPart(QueryKeyPart):
         """
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Symmetric(SymmetryPart):
     """Remove M_S, the symmetric part of a head's score: (C_ij + C_ji)/2 for query i and key j.
@@ -194,6 +196,7 @@ class Symmetric(SymmetryPart):
         return scores.symmetric(include_bias=self.include_bias)
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Antisymmetric(SymmetryPart):
     """Remove M_A, the antisymmetric part of a head's score: (C_ij - C_ji)/2 for query i and key j.
@@ -227,6 +230,7 @@ class Antisymmetric(SymmetryPart):
         return scores.antisymmetric(include_bias=self.include_bias)
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class RopePhase(QueryKeyPart):
     """Remove Im(M_t), the phase: - sum_t sin(theta_t (i - j)) x_i Im(M_t) x_j^T, the odd part of a head's score.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
@@ -58,6 +59,7 @@ BAND_EFFECTS = Schema(
 )
 
 
+@checked_settings
 def band_effects(
     model: Any,
     heads: Heads,

@@ -12,6 +12,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors import DETECTORS
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
@@ -53,6 +54,7 @@ SUMMARIZE_SWEEP = Schema(
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def summarize_sweep(
     sweep: pd.DataFrame | Sequence[pd.DataFrame],
     table: pd.DataFrame,
@@ -99,6 +101,7 @@ def summarize_sweep(
     Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
     alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
+    require_table(table, "give the result of tls.analyze_heads")
     tables: list[Any] = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
     for one_part in tables:

@@ -13,6 +13,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
@@ -91,6 +92,7 @@ def _sweeps_to_join(call: str, tasks: list[str]) -> str:
     return f"sweeps = [{call} for task in ({', '.join(tasks)})]\ntable = tls.tables.join(sweeps[0], {others})"
 
 
+@checked_settings
 @refuse_off_target(_sweeps_to_join, control="random", draws=FEWEST_DRAWS)
 def ablation_sweep(
     model: Any,

@@ -8,12 +8,14 @@ from typing import Any, Literal
 import torch
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loaders import TINY, tiny_source
 from tlspectral.models.loading.packaged import hooked_transformer_class, load_packaged
 
 __all__ = ["load_model"]
 
 
+@checked_settings
 def load_model(
     name: str | os.PathLike[str] | Any,
     *,

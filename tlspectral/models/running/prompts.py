@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import kind_of, not_a, warn_caller
+from tlspectral.errors import kind_of, not_a, shown, warn_caller
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import Note, PackedTokens, TokenMask, even_rows
 from tlspectral.models.running.given import FORMS, given_prompts, whole
@@ -161,6 +161,10 @@ def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask
     model takes for padding. A decoder needs no mask for such rows, because no real token attends to later ones; for an
     encoder `check_ids` refuses them. Raises ValueError for a mask that does not fit.
     """
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(
+            f"attention_mask= must be a tensor of 1 and 0 with the shape of the ids; found {shown(attention_mask)}"
+        )
     mask = attention_mask.cpu()
     if mask.shape != tokens.shape:
         raise ValueError(

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors.settings import require_path
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import counted
 
@@ -44,9 +45,12 @@ def file_text(path: str | os.PathLike[str]) -> str:
 
     Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
+    require_path("path", path)
     file = Path(path).expanduser()
     if not file.exists():
         raise FileNotFoundError(f"{path} does not exist: check the name")
+    if file.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the name of a file in it")
     content = file.read_bytes()
     problem = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
     try:
