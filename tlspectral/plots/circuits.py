@@ -93,6 +93,7 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         (worst,) = axes.plot(edges["share"], edges["worst"], ":", color=BLUE, linewidth=1, gid="worst")
         lines.append((worst, f"if unseen pairs ({edges['unseen'].max():.2f} of all) carried nothing"))
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("share of all edges that are kept")
     axes.set_ylabel("share of the gap carried")
     dress(axes)

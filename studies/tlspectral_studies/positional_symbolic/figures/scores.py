@@ -62,7 +62,7 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
     What it does not establish: that panels which look like negatives of each other confirm Theorem 1. Peaked attention
     makes them so by itself; `positional_symbolic_plane` shows the null of that.
     """
-    titles = (r"positional score $s_\mathrm{pos}$", r"symbolic score $s_\mathrm{sym}$")
+    titles = ("positional score", "symbolic score")
     return _heatmaps(scores, dict(zip(SCORES, titles, strict=True)))
 
 
