@@ -26,7 +26,8 @@ def screenshot() -> str:
         return f"{REPORT.name} is not made again: install chromium, which takes the screenshot"
     look = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000"]
     page = (ROOT / "docs" / "wall.html").as_uri()
-    subprocess.run([browser, *look, f"--screenshot={REPORT}", f"--window-size={WINDOW}", page], check=True)
+    subprocess.run([browser, *look, f"--screenshot={REPORT}", f"--window-size={WINDOW}", page], check=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     return f"{REPORT.name} is made again"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
@@ -28,7 +29,6 @@ BENCHMARKS = (
     "steering",
 )
 TRAINED = {
-    "canonical_tasks.png": "tlspectral study canonical -o out/canonical",
     "compare.png": "tlspectral study schemes out/smollm2.parquet out/gemma.parquet published:gpt2 ... -o compare.png",
     "formal_languages.png": "tlspectral study learn languages -o out/spectral; tlspectral study evolution out/spectral",
     "formation.png": "tlspectral study constrained -o out/constrained; tlspectral study formation out/constrained",
@@ -47,6 +47,7 @@ def of_benchmarks() -> Iterator[tuple[str, Figure]]:
 def of_studies() -> Iterator[tuple[str, Figure]]:
     """Yield the file name and the figure of each picture that a study draws from stored tables."""
     from tlspectral_studies.bifocal import figures
+    from tlspectral_studies.positional_symbolic.figures import accuracy_against_angle
 
     spectral = {
         name: read_table(RESULTS / "spectral" / f"{name}.parquet")
@@ -55,6 +56,8 @@ def of_studies() -> Iterator[tuple[str, Figure]]:
     yield "bifocal_setting.png", figures.setting_losses(spectral["setting_search"])
     yield "structure_gap.png", figures.structure_gap_curves(spectral["structure_gap"], spectral["table1"])
     yield "longer_context.png", figures.position_losses(spectral["extension_positions"])
+    accuracy = pd.read_csv(RESULTS / "positional" / "canonical_quick.csv")
+    yield "canonical_tasks.png", accuracy_against_angle(accuracy)
     heads = read_table(RESULTS / "positional" / "heads_smollm2-135m_copying.parquet")
     yield "positional_plane.png", plots.positional_symbolic_plane(heads)
     yield "positional_exclusion.png", plots.exclusion_plane(heads)

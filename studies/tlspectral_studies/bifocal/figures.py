@@ -100,17 +100,17 @@ def resonance_evolution(table: pd.DataFrame) -> Figure:
     """
     require(table, ("step", "pairs", "resonance"), _SPECTRAL)
     sets = list(table["pairs"].unique())
-    figure = new_figure(3.8 * len(sets) + 0.4, 3.2)
-    for axes, pairs in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
+    figure, panels = _two_in_a_row(len(sets))
+    for axes, pairs in zip(panels, sets, strict=True):
         for arm, part in _by_arm(_where(table, "pairs", pairs)):
             steps, mean = _mean_per_step(part, "resonance")
             axes.plot(steps, mean, color=_ARM_COLOURS.get(arm, INK), label=arm)
-        axes.set_title(f"{pairs} pairs", color=INK)
+        axes.set_title(f"{pairs} pairs", fontsize=10, color=INK, loc="left")
         axes.set_xlabel("step")
-        axes.set_ylabel(r"mean over $N$ of $\max_t \cos(\Omega_t N)$")
+        axes.set_ylabel(r"largest $\cos(\Omega N)$, mean over $N$")
         axes.ticklabel_format(axis="y", useOffset=False)
         dress(axes)
-        _legend(axes)
+    _shared_legend(figure)
     return figure
 
 
@@ -328,19 +328,14 @@ def _two_in_a_row(count: int) -> tuple[Figure, list[Axes]]:
     figure = new_figure(4.0 * columns + 0.2, 3.0 * rows + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for axes in panels[count:]:
-        axes.set_axis_off()
+        axes.remove()
     return figure, panels[:count]
 
 
 def _shared_legend(figure: Figure, note: str | None = None) -> None:
     """Draw below all panels the legend of the first panel, and a note above its entries."""
-    artists, names = figure.axes[0].get_legend_handles_labels()
-    legend_below(figure, list(zip(artists, names, strict=True)), [note], columns=min(5, len(names)))
-
-
-def _legend(axes: Axes) -> None:
-    if any(label for label in axes.get_legend_handles_labels()[1]):
-        axes.legend(frameon=False, fontsize=7, labelcolor=INK)
+    named = [(artist, name) for artist, name in zip(*figure.axes[0].get_legend_handles_labels(), strict=True) if name]
+    legend_below(figure, named, [note], columns=max(1, min(5, len(named))))
 
 
 _TITLES = {"retrieval": "retrieval: no rotation", "index": "index: one lap over the places"}
