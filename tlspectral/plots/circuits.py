@@ -234,7 +234,8 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
         handles += [(Line2D([], [], linestyle=dash, **look), f"into {side}") for side, dash in _STROKES.items()]
         legend_below(figure, handles, [note], columns=5, ax=ax)
     numbers = [f"{two_decimals(effect)} {read}".strip() for effect, read in zip(shown["effect"], reads, strict=True)]
-    boxes = [(x + side * half, y) for x, y in places.values() for side in (-0.8, 0.0, 0.8)]
+    boxes = [(x + side * half, y + up * _HALF_ROW) for x, y in places.values()
+             for side in np.linspace(-1.0, 1.0, 5) for up in (-0.7, 0.0, 0.7)]  # fmt: skip
     numbers, colours = numbers[:_NUMBERED], [INK] * len(numbers[:_NUMBERED])
     name_points(figure, axes, numbers, np.array(middles[:_NUMBERED]), np.concatenate(along), colours=colours,
         gid="effect", clear=np.concatenate([*uncovered, boxes]))  # fmt: skip
