@@ -29,12 +29,11 @@ BENCHMARKS = (
     "steering",
 )
 TRAINED = {
-    "compare.png": "tlspectral study schemes out/smollm2.parquet out/gemma.parquet published:gpt2 ... -o compare.png",
+    "compare.png": "the command below the picture in docs/results/fingerprint.md, with -o docs/images/compare.png",
     "formal_languages.png": "tlspectral study learn languages -o out/spectral; tlspectral study evolution out/spectral",
     "formation.png": "tlspectral study constrained -o out/constrained; tlspectral study formation out/constrained",
     "recipe.png": "the Python of docs/your_question.md",
     "scale.png": "python benchmarks/scale.py -o docs/images/scale.png",
-    "spectral_evolution.png": "make spectral-demo",
 }
 
 
@@ -51,10 +50,18 @@ def of_studies() -> Iterator[tuple[str, Figure]]:
 
     spectral = {
         name: read_table(RESULTS / "spectral" / f"{name}.parquet")
-        for name in ("setting_search", "structure_gap", "table1", "extension_positions")
+        for name in (
+            "setting_search",
+            "structure_gap",
+            "table1",
+            "extension_positions",
+            "headline_paths",
+            "headline_runs",
+        )
     }
     yield "bifocal_setting.png", figures.setting_losses(spectral["setting_search"])
     yield "structure_gap.png", figures.structure_gap_curves(spectral["structure_gap"], spectral["table1"])
+    yield "spectral_evolution.png", figures.frequency_paths(spectral["headline_paths"], spectral["headline_runs"])
     yield "longer_context.png", figures.position_losses(spectral["extension_positions"])
     accuracy = pd.read_csv(RESULTS / "positional" / "canonical_quick.csv")
     yield "canonical_tasks.png", accuracy_against_angle(accuracy)

@@ -89,7 +89,7 @@ def scheme_percentiles(contrast: SchemeContrast) -> Figure:
         axes.plot([index - 0.3, index + 0.3], [median] * 2, color=INK, linewidth=2, gid=f"median of {model}")
     axes.set_xticks(range(len(models)), models["model"], rotation=25, ha="right")
     axes.set_ylim(0, 1.03)
-    axes.set_ylabel("percentile of D_head within the model")
+    axes.set_ylabel("percentile of D_head")
     axes.set_title(f"top {int(models['k'].iloc[0])} previous-token heads", color=INK, fontsize=10, loc="left")
     dress(axes)
     entries: list[tuple[Artist, str]] = [
