@@ -42,7 +42,7 @@ _STROKES: dict[str, Any] = {"q": "-", "k": (0, (8, 3)), "v": (0, (1.5, 2))}
 """Line style by what the receiver reads; dashes and gaps are in points, whatever the width of the line."""
 _ASIDE = {"q": -0.4, "k": 0.0, "v": 0.4}  # shift of a line's end to the side, in half boxes
 _LANE = 0.15  # distance between lines that pass a row at the same place, in half boxes
-_UNSCALED = {"lines.scale_dashes": False}
+_UNSCALED: Any = {"lines.scale_dashes": False}
 
 
 def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -211,7 +211,7 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
                 linestyle=_STROKES.get(read, "-"), capstyle="butt", gid="edge")  # fmt: skip
         axes.add_patch(arrow)
         middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # the middle of the curve's first piece
-        along.append(Path(path.cleaned(curves=False).vertices[:-1]).interpolated(4).vertices)
+        along.append(Path(np.asarray(path.cleaned(curves=False).vertices)[:-1]).interpolated(4).vertices)
         uncovered.append(points[-1] - np.linspace(0.0, 0.2, 4)[:, None] * (0.0, 1.0))  # the arrow's head
     for name, heads in framed.items():
         across, y = [places[head][0] for head in heads], places[name][1]

@@ -227,7 +227,7 @@ def kernel(
             axes.set_axis_off()
     entries: dict[str, Any] = {}
     for axes, (layer, head) in zip(panels, groups, strict=False):
-        table = intact[(intact["layer"] == layer) & (intact["head"] == head)]
+        table = intact.loc[(intact["layer"] == layer) & (intact["head"] == head)]
         if others is not None:
             n_others, band = _draw_others(axes, table, others)
             entries.setdefault(f"5 to 95 % of {n_others} other heads, moved to the same mean", band)
