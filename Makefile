@@ -157,8 +157,9 @@ wheel: .venv/build ## build sdist and wheels, look into them, install the wheels
 	cd build/wheel && bin/tlspectral study --help > /dev/null
 	cd build/wheel && bin/python -c "from tlspectral_studies.fingerprint import published as it; it.published_heads('gpt2')"
 
-docs: .venv/docs ## build the site into build/site; any warning is an error
+docs: .venv/docs ## build the site into build/site and check it; any warning is an error
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet
+	.venv/bin/python tools/check_site.py build/site
 
 docstrings: .venv/base ## write the lists of columns in docstrings from the schemas of their tables
 	PYTHONPATH=.:tests/support .venv/bin/python tests/support/docstring_columns.py

@@ -31,7 +31,7 @@ def test_docstrings_and_messages_are_read_from_a_source():
     assert (public.kind, public.place) == ("public docstring", "heads/file.py:2 Public")
     assert public.text == 'class Public()\n    size: int\n    """Number of heads."""\n\nSay one thing.'
     assert (private.kind, private.place) == ("private docstring", "heads/file.py:8 Public.method")
-    assert private.text == "def method(self, heads: str) -> int\n\nReturn the layer."
+    assert private.text == "def Public.method(self, heads: str) -> int\n\nReturn the layer."
     (message,) = draw_texts._messages("heads/file.py", tree)  # the message of two words is left out
     assert message.text == "ValueError: heads={heads} names no head: give L5H1 or a list"
 

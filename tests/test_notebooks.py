@@ -52,6 +52,20 @@ def test_without_what_it_uses_the_first_cell_says_what_to_install(path, monkeypa
         exec(source.replace("%pip", "pass  #"), {})
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cell_that_installs_is_folded_and_nothing_needs_a_formula_or_shows_an_error_stream(path):
+    installing = cells(path)[1]
+    assert "%pip install" in text(installing)
+    assert installing["metadata"] == {
+        "cellView": "form",
+        "jupyter": {"source_hidden": True},
+        "tags": ["hide-input"],
+    }
+    assert not [output for cell in cells(path) for output in cell.get("outputs", []) if output.get("name") == "stderr"]
+    prose = "\n".join(text(cell) for cell in cells(path) if cell["cell_type"] == "markdown")
+    assert re.findall(r"\$[^$\n]{1,80}\$", prose) == []  # the site has no MathJax
+
+
 def test_they_make_one_path():
     assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 13)]
 

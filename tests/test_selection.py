@@ -58,7 +58,7 @@ NO_HEAD = [
 ]  # fmt: skip
 
 
-NAMES = "instead of TransformerLens' nodes, which have one position each, give names: "
+NAMES = "instead of TransformerLens' nodes, which have one position each, give the names: "
 
 
 @pytest.mark.tl4
@@ -402,7 +402,7 @@ def test_what_is_no_pair_is_refused_with_the_forms_that_are_read(head):
         lambda: unchecked(_checked_pairs)([((0, 1), head)]),
         lambda: unchecked(HeadHistory.track)(history, "" if head is None else head),
     ):
-        with pytest.raises(BadHead, match=f"(names no head|is .*, not a head; check the order .*): {FORMS}"):
+        with pytest.raises(BadHead, match=f"(names no head|(is|are) .*, not a head.*): {FORMS}"):
             call()
 
 

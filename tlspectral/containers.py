@@ -12,7 +12,7 @@ _TO_LIST = ("tolist", "to_pylist", "to_list")  # numpy, torch and pandas; pyarro
 
 
 def plain(value: Any) -> Any:
-    """Return a number or text of numpy, torch or pyarrow as a Python value; return other values as they are.
+    """Return a single number or text of numpy, torch or pyarrow as a Python value; return other values unchanged.
 
     >>> import numpy as np
     >>> plain(np.array("L1H2"))
@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array, tensor or column of any library, with at least one axis. A list is not."""
+    """Return True for an array, tensor or column of any library with at least one axis; False for a list and others."""
     if isinstance(value, str | bytes | list | tuple | Mapping | Set):
         return False
     axes = getattr(value, "ndim", None)
@@ -34,10 +34,11 @@ def is_array(value: Any) -> bool:
 
 
 def values(given: Any) -> list[Any] | None:
-    """Return the entries of a container as a list; None for text, mappings, frames and single values.
+    """Return the entries of a container (list, set, array, tensor or column of any library) as a new list; None for
+    text, mappings, frames and single values.
 
-    Arrays become nested lists, including arrays in the cells of a column. Entries of a list stay as they are, except
-    that single numbers of a library become Python numbers.
+    Arrays become nested lists, also arrays inside a column. Entries of a list stay as they are, but single numbers of a
+    library become Python numbers.
     """
     if isinstance(given, str | bytes | Mapping) or column_names(given) is not None:
         return None
@@ -50,7 +51,7 @@ def values(given: Any) -> list[Any] | None:
 
 
 def are_columns(given: Any) -> bool:
-    """Return whether a value is a tuple or list of one-axis arrays, or a tuple of two lists.
+    """Return True for a tuple or list of one-axis arrays, or a tuple of two lists: columns instead of rows.
 
     `np.where` and `np.unravel_index` return such columns: all layers, then all heads. Read as rows (layer, head), they
     would name other heads.
@@ -83,7 +84,7 @@ def named_fields(given: Any) -> dict[str, Any] | None:
 
 
 def column_names(given: Any) -> list[str] | None:
-    """Return the column names of a frame of any library or of a structured array; None for anything else."""
+    """Return the column names of a frame of any library or of a structured array; None for any other value."""
     if type(given) in (list, tuple):  # a shortcut: this function is called for many short lists
         return None
     if fields := _field_names(given):
@@ -104,7 +105,7 @@ def column_names(given: Any) -> list[str] | None:
 
 
 def columns_of(frame: Any, wanted: Sequence[str]) -> list[list[Any]]:
-    """Return a list of values for each of the `wanted` columns of a frame of any library.
+    """Return the columns named in `wanted` of a frame of any library: a list of values for each column.
 
     Raises TypeError if the columns cannot be read, such as for a lazy frame.
     """
@@ -128,7 +129,7 @@ def columns_of(frame: Any, wanted: Sequence[str]) -> list[list[Any]]:
 
 
 def _nested(value: Any) -> Any:
-    """Return a cell of an array as Python values: arrays in it become lists."""
+    """Return a cell of an array as a Python value; an array in it becomes a list."""
     value = plain(value)
     if is_array(value) and named_fields(value) is None:
         return values(value)

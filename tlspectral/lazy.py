@@ -10,14 +10,16 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` for a package.
+    """Return two functions for a package's `__init__`: `__getattr__`, which imports public names late, and `__dir__`.
 
-    `__getattr__` imports a public name from its module; the imports under `if TYPE_CHECKING:` in the package's source
-    say from which. `__dir__` returns the names in `__all__`.
+    `__getattr__(name)` imports the name from its module; the imports under `if TYPE_CHECKING:` in the package's source
+    tell which module that is. `__dir__()` returns the names in `__all__`. `package`: dotted name, such as
+    "tlspectral.tasks".
     """
 
     @functools.cache
     def homes() -> dict[str, str]:
+        """Return a dict from each public name to the module that defines it."""
         source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
         imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
         return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -6,16 +6,15 @@ Every function and command reads them here. Whether a model has a head is checke
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
-import numpy as np
 import pandas as pd
 
 from tlspectral.containers import are_columns, column_names, columns_of, is_array, named_fields, plain, values
-from tlspectral.errors import BadHead, did_you_mean, public_call, shown
+from tlspectral.errors import WHOLE_NUMBERS, BadHead, did_you_mean, kind_of, not_a, shown
+from tlspectral.errors.settings import checked_settings, whole_number
 
 Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative numbers count from the end."""
@@ -43,7 +42,8 @@ def head_name(layer: int, head: int) -> str:
 def head_pair(head: Head) -> tuple[int, int]:
     """Return (layer, head) of one head. Negative numbers stay negative, because the model is not known here.
 
-    Raises BadHead if the value is not one head, or has two readings.
+    `head`: "L5H1", "5.1", (5, 1), or a row with layer and head. Raises BadHead for anything else, and for a value with
+    two readings.
     """
     layer, index = _one_head(head)
     if index is None:
@@ -54,7 +54,8 @@ def head_pair(head: Head) -> tuple[int, int]:
 def head_pairs(heads: Heads) -> list[tuple[int, int]]:
     """Return (layer, head) of each head in the given order, without duplicates. Negative numbers stay negative.
 
-    Raises BadHead as `named_heads`, and for "L5" (all heads of a layer), whose number of heads is not known here.
+    `heads`: one head ("L5H1", (5, 1), a table row), a list of heads, or a DataFrame with layer and head. Raises BadHead
+    for anything else, and for "L5" (all heads of a layer), because the number of heads is not known here.
     """
     pairs = []
     for layer, head in named_heads(heads):
@@ -65,21 +66,21 @@ def head_pairs(heads: Heads) -> list[tuple[int, int]]:
 
 
 def named_heads(heads: Heads) -> list[tuple[int, int | None]]:
-    """Return (layer, head) of each head in the given order, without duplicates; head None for all heads of a layer.
+    """Return (layer, head) of each head in the given order, without duplicates; head None for a whole layer.
 
-    Every function that takes heads reads them here. Negative numbers stay negative. A frame is read by its columns
-    `layer` and `head`.
-
-    Raises BadHead for a value in no form of `Heads`, and for a value with two readings, which the message names.
+    Every function that takes heads reads them here. Negative numbers stay negative. `heads`: "L5H1", (5, 1), "L5", a
+    list of these, or a frame with columns `layer` and `head`. Raises BadHead for anything else, and for a value with
+    two readings, which the message names.
     """
     return list(dict.fromkeys(_read(heads)))
 
 
 def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
-    """Return (layer, head) of one head, counted from 0. Negative numbers count from the end of the table's.
+    """Return (layer, head) of one head, counted from 0; a negative number counts from the end.
 
-    `table`: a DataFrame with columns `layer` and `head`; it need not contain the head. `of`: the table's name in
-    messages. Raises BadHead as `head_pair`, and for a negative number if the table lacks some layers or heads.
+    `table`: a DataFrame with columns `layer` and `head`, whose numbers tell the end; it need not contain the head.
+    `of`: the table's name in messages. Raises BadHead if `head` is not one head, and for a negative number if the table
+    lacks some layers or heads.
     """
     layer, index = head_pair(head)
     if min(layer, index) < 0:
@@ -89,17 +90,23 @@ def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
 
 
 def from_end(index: int, n: int) -> int | None:
-    """Return an index into n things, counted from 0; a negative index counts from the end. None if out of range."""
+    """Return `index` counted from 0 for n things; a negative index counts from the end. None if it is out of range."""
     return index % n if -n <= index < n else None
 
 
 def which_exist(index: int, n: int) -> str:
-    """Return the range of valid indices of n things for a message; for a negative index also the negative range."""
+    """Return text for a message: the valid indices of n things, "0 to 11"; for a negative `index` "0 to 11, or -12 to
+    -1 from the end".
+    """
     return f"0 to {n - 1}" + (f", or -{n} to -1 from the end" if index < 0 else "")
 
 
 def _read(heads: Any) -> list[tuple[int, int | None]]:
-    """Return `named_heads` with duplicates."""
+    """Return (layer, head) of each head in the given order, with duplicates; head None for a whole layer ("L5").
+
+    `heads`: one head, a list of heads, or a frame, in the forms of `named_heads`. Raises BadHead for anything else, and
+    for a value with two readings.
+    """
     given = _of_index(heads) if isinstance(heads, pd.DataFrame | pd.Series | pd.MultiIndex) else plain(heads)
     of_columns = isinstance(given, Mapping) and all(values(given.get(name)) is not None for name in _FIELDS)
     if of_columns or column_names(given) is not None:
@@ -113,18 +120,22 @@ def _read(heads: Any) -> list[tuple[int, int | None]]:
         _refuse(given)
     if not isinstance(given, list | tuple):
         _refuse_array(given, listed)
-    if isinstance(given, list | tuple) and kind_of(given) == _NUMBERS:
+    if isinstance(given, list | tuple) and kind_of(given) == WHOLE_NUMBERS:
         _refuse(given)
     return [_one_head(head) for head in listed]
 
 
 def _is_one(given: Any) -> bool:
-    """Return whether a value is one head or one layer: text, a table row, or a tuple or list of two whole numbers."""
+    """Return True if a value is to be read as one head or one layer: text (not checked), a table row, or two whole
+    numbers.
+    """
     return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
 def _one_head(given: Any) -> tuple[int, int | None]:
-    """Return (layer, head) of one head, or (layer, None) of a whole layer. Raises BadHead for anything else."""
+    """Return (layer, head) of one head ("L5H1", (5, 1) or a table row), or (layer, None) of a whole layer ("L5").
+    Raises BadHead for anything else.
+    """
     head = plain(given)
     if isinstance(head, str):
         if (match := _NAME.fullmatch(head.strip())) is not None:
@@ -141,7 +152,7 @@ def _one_head(given: Any) -> tuple[int, int | None]:
 
 
 def _two_numbers(given: Any) -> tuple[int, int] | None:
-    """Return the two whole numbers of a plain tuple or list; otherwise None, also for a named tuple."""
+    """Return the two whole numbers of a plain tuple or list of length two; otherwise None, also for a named tuple."""
     if not (isinstance(given, list) or type(given) is tuple) or len(given) != 2:
         return None
     layer, head = map(whole_number, given)
@@ -149,7 +160,8 @@ def _two_numbers(given: Any) -> tuple[int, int] | None:
 
 
 def _row(given: Any) -> tuple[int, int] | None:
-    """Return (layer, head) of a table row by these field names, or by the name of a Series; otherwise None.
+    """Return (layer, head) of a table row from its fields `layer` and `head`, or from the name (5, 1) of a Series; None
+    for any other value.
 
     Raises BadHead for a row that is not a head in tables of this package, such as the row of an MLP.
     """
@@ -172,7 +184,7 @@ def _row(given: Any) -> tuple[int, int] | None:
 
 
 def _require_head_row(layer: int, head: int) -> None:
-    """Raise BadHead for head -1 in a table row, which tables write for an MLP, the embedding or a set of heads."""
+    """Raise BadHead if the numbers of a table row have head -1: tables write this for an MLP or another non-head."""
     if head < 0:
         raise BadHead(
             f"a table row with layer {layer} and head {head} has two readings: tables write -1 for what is not a head "
@@ -182,7 +194,11 @@ def _require_head_row(layer: int, head: int) -> None:
 
 
 def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
-    """Return heads of pandas with `layer` and `head` as columns, if these are levels of the index; else unchanged."""
+    """Return a new DataFrame with `layer` and `head` as columns, if these are levels of the index of `given`; otherwise
+    `given` itself.
+
+    Raises BadHead for a Series whose values name other heads than its index.
+    """
     index = given if isinstance(given, pd.MultiIndex) else given.index
     if not set(_FIELDS) <= set(index.names):
         return given
@@ -203,9 +219,10 @@ def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
 
 
 def _of_columns(given: Any) -> list[tuple[int, int | None]]:
-    """Return the heads in the columns `layer` and `head` of a frame of any library or a dict of columns.
+    """Return a list of (layer, head) pairs, one per row, from the columns `layer` and `head` of a frame of any library
+    or a dict of columns.
 
-    Raises BadHead if there are no such columns, or their entries are not heads.
+    Raises BadHead if a column is missing, or its entries are not heads.
     """
     names = list(map(str, given)) if isinstance(given, Mapping) else column_names(given) or []
     if not set(_FIELDS) <= set(names):
@@ -228,9 +245,10 @@ def _of_columns(given: Any) -> list[tuple[int, int | None]]:
 
 
 def _of_table(index: int, column: pd.Series, head: Any, of: str) -> int:
-    """Return a layer or head counted from 0; a negative index counts from the end of a table's `column`.
+    """Return a layer or head counted from 0; a negative index counts from the end of the values in a table's `column`.
 
-    Raises BadHead, which names the table `of`, if the column lacks some layers or heads.
+    `head`: the head as the user gave it, and `of`: the table's name, for the message. Raises BadHead if the index is
+    negative and the column lacks some numbers.
     """
     if index >= 0:
         return index
@@ -245,7 +263,10 @@ def _of_table(index: int, column: pd.Series, head: Any, of: str) -> int:
 
 
 def _refuse_columns(given: Any) -> NoReturn:
-    """Raise BadHead, with both readings, for arrays of layers and heads given one after the other."""
+    """Raise BadHead for an array of layers and an array of heads, (layers, heads), which has two readings.
+
+    `given`: the tuple or list of arrays. The message shows both readings.
+    """
     columns = [values(column) or [] for column in given]
     first = second = ""
     if len(columns) == 2 and all(whole_number(entry) is not None for column in columns for entry in column):
@@ -320,8 +341,9 @@ Receivers = Any
 `{"k": heads}` with `Heads` in any form, for the keys of these heads; also `"q"` and `"v"`."""
 
 
+@checked_settings
 def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
-    """Return names of the queries, keys or values of heads, to give to `ablate(into=)` and `edge_effects`.
+    """Return names of the queries, keys or values of heads, for `into=` of `tls.ablate` and for `tls.edge_effects`.
 
     >>> import tlspectral as tls
     >>> tls.hooks.receivers(["L1H0", (1, 2)], "k")
@@ -330,14 +352,15 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     Args:
         heads: "L5H1", (5, 1), a table row, a list of heads, or a DataFrame with `layer` and `head`. "L5" is refused,
             because the number of heads is not known without a model.
-        input: `"q"` (queries), `"k"` (keys) or `"v"` (values).
+        input: "q" (queries), "k" (keys) or "v" (values).
 
     Returns:
-        A name for each head in the given order: `"L1H0.k"`. If heads share keys or values, a function with a model
-        reads this name as the group's receiver, `"L1KV0.k"`.
+        List with a name per head in the given order, such as "L1H0.k". If heads share keys or values, a function with a
+            model reads this name as the shared receiver, "L1KV0.k".
 
     Raises:
-        BadHead: heads in none of the forms, or all heads of a layer.
+        BadHead: heads in none of these forms, or all heads of a layer. Whether a model has the heads is not checked
+            here.
         ValueError: another input.
     """
     if input not in ("q", "k", "v"):
@@ -346,9 +369,10 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
 
 
 def read_receivers(given: Receivers) -> list[Receiver]:
-    """Return receivers in the given order without duplicates; a frame is read by its column `receiver`.
+    """Return a list of `Receiver`s (inputs of heads, MLPs, the logits) in the given order, without duplicates.
 
-    Raises BadHead for anything that is not a receiver.
+    `given`: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list of these, or a frame with a column `receiver`. Raises
+    BadHead for anything else.
     """
     given = plain(given)
     if column_names(given) is not None:
@@ -360,7 +384,10 @@ def read_receivers(given: Receivers) -> list[Receiver]:
 
 
 def named_column(frame: Any, name: str, forms: str) -> list[Any]:
-    """Return one column of a frame of any library as a list. Raises BadHead, which ends with `forms`, without it."""
+    """Return the column `name` of a frame of any library as a list.
+
+    Raises BadHead if the frame has no such column; the message ends with `forms`, the forms that are allowed.
+    """
     if name not in (column_names(frame) or []):
         raise BadHead(f"a {type(frame).__name__} without a column {name} names no {name}s: {forms}")
     try:
@@ -370,7 +397,8 @@ def named_column(frame: Any, name: str, forms: str) -> list[Any]:
 
 
 def head_receiver(given: Head | Receiver) -> Receiver:
-    """Return the receiver for queries, keys or values of one head; for the name of a head, its keys.
+    """Return a `Receiver` for the queries, keys or values of one head; `given` is a name such as "L5H1.q", a
+    `Receiver`, or a head such as "L5H1", which gives its keys.
 
     Raises BadHead for anything else, and for keys or values that several heads share.
     """
@@ -392,7 +420,11 @@ RECEIVER_FORMS = (
 
 
 def _receiver(given: Any) -> Receiver:
-    """Return one receiver. Raises BadHead for anything else."""
+    """Return the `Receiver` (end of an edge) that a name such as "L18H6.q" or "logits" stands for; a `Receiver` is
+    returned unchanged.
+
+    Raises BadHead for anything else.
+    """
     if isinstance(given, Receiver):
         return given
     if isinstance(given, str) and given.strip().lower() == "logits":
@@ -406,22 +438,11 @@ def _receiver(given: Any) -> Receiver:
     return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
 
 
-def whole_number(value: Any) -> int | None:
-    """Return an integer of any library, or a float without fraction, as an int; None for anything else."""
-    if isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) == "torch.bool":
-        return None
-    if isinstance(value, float | np.floating):
-        return int(value) if float(value).is_integer() else None
-    if getattr(value, "ndim", 0):  # a tensor with one element would pass for a number
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
 def counted(value: Any, least: int, what: str) -> int:
-    """Return a whole number of at least `least`. Raises ValueError, which begins with `what`, for another value."""
+    """Return `value` as an int.
+
+    Raises ValueError, which begins with `what`, unless it is a whole number from `least` up.
+    """
     if (number := whole_number(value)) is None or number < least:
         raise ValueError(f"{what}, a whole number from {least} up; found {shown(value)}")
     return number
@@ -434,7 +455,7 @@ _PARTS: dict[str, str] = {"M_S": "symmetric", "M_A": "antisymmetric", "Im(M_t)":
 
 
 def chosen_part(part: str, known: Iterable[str]) -> Any:
-    """Return the name of a part, given by its name or by its `Symbol`.
+    """Return the name of a part of a head, given by its name ("symmetric") or by its symbol in the papers ("M_S").
 
     Raises:
         ValueError: it is not one of the `known` names; the message gives the nearest.
@@ -451,103 +472,6 @@ def chosen_part(part: str, known: Iterable[str]) -> Any:
     raise ValueError(f"{forms}; not {shown(part)}{hint}")
 
 
-# --- what a value is, where another argument was expected ---
-
-_NUMBERS = "whole numbers, such as token ids"
-_NAMES_OF_PARTS = {
-    *_PARTS, *_PARTS.values(), "symmetric_static", "antisymmetric_static", "output", "band", "mode", "long_range",
-    "content", "position", "interaction",
-}  # fmt: skip
-
-
-def kind_of(value: Any) -> str:
-    """Return which kind of argument a value is, such as "a model", "a part" or "a head"; "" if it is not recognised.
-
-    It is for messages about swapped arguments. Objects are recognised by their attributes, so nothing is imported.
-    """
-    if hasattr(value, "run_with_hooks") or hasattr(value, "named_parameters") or hasattr(value, "only_weights"):
-        return "a model"
-    if isinstance(value, str):
-        return _kind_of_text(value)
-    if hasattr(value, "metric") and hasattr(value, "prompts"):
-        return "a task"
-    if hasattr(value, "acts_on") and hasattr(value, "settings"):
-        return "a part"
-    if hasattr(value, "per_sequence"):
-        return "the value of a task"
-    if hasattr(value, "decoder") and hasattr(value, "encode"):
-        return "a dictionary of features"
-    if isinstance(value, Receiver):
-        return "a receiver"
-    if not isinstance(value, type) and column_names(value) is not None:
-        return "a table"
-    if callable(value):
-        return "a function" if not isinstance(value, type) else ""
-    if isinstance(value, Mapping):
-        return "a tokenizer's batch" if "input_ids" in value else ""
-    if isinstance(value, list | tuple | Set) or is_array(value):
-        return _kind_of_container(value)
-    return ""
-
-
-def _kind_of_text(text: str) -> str:
-    """Return `kind_of` of text: the name of a head, layer, receiver, part or ready task, or a prompt."""
-    name = text.strip()
-    if _NAME.fullmatch(name):
-        return "a head"
-    if _LAYER.fullmatch(name):
-        return "all heads of a layer"
-    if _RECEIVER.fullmatch(name) or _MLP.fullmatch(name) or name.lower() == "logits":
-        return "a receiver"
-    if name in _NAMES_OF_PARTS or name.lower() in _NAMES_OF_PARTS:
-        return "a part"
-    if name in ("induction", "language"):
-        return "a task"
-    if name.endswith((".parquet", ".csv")):
-        return "the file of a table"
-    return "text, such as a prompt" if " " in name else ""
-
-
-def _kind_of_container(value: Any) -> str:
-    """Return `kind_of` of a list, tuple, set or array, by its first entries."""
-    if isinstance(value, list | tuple | Set):
-        entries = [entry for entry, _ in zip(value, range(8), strict=False)]
-        if _two_numbers(value) is not None:
-            return "a head"
-    else:
-        dtype = str(getattr(value, "dtype", ""))
-        if "int" in dtype:
-            return _NUMBERS
-        return "numbers" if "float" in dtype else ""
-    if not entries:
-        return ""
-    if all(isinstance(entry, str) for entry in entries):
-        kinds = {_kind_of_text(entry) for entry in entries}
-        plurals = {"a head": "heads", "a receiver": "receivers", "a part": "parts"}
-        return plurals.get(kinds.pop(), "texts, such as prompts") if len(kinds) == 1 else "texts, such as prompts"
-    if all(_two_numbers(entry) is not None for entry in entries):
-        return "heads"
-    numbers = [entry for row in entries for entry in (row[:8] if isinstance(row, list | tuple) else [row])]
-    return _NUMBERS if all(whole_number(number) is not None for number in numbers) else ""
-
-
-def not_a(value: Any, expected: str) -> str:
-    """Return the beginning of a message: "VALUE is a part, not EXPECTED; check the order of the arguments: CALL".
-
-    `expected`: what the argument should be, such as "a head". CALL is the public function with its arguments. For a
-    value that is not recognised the text is "VALUE is not EXPECTED", or "VALUE names no head" (also for receivers).
-    """
-    kind = kind_of(value)
-    noun = expected.removeprefix("a ")
-    if kind in ("", expected):
-        return f"{shown(value)} {'names no ' + noun if noun in _NAMED else 'is not ' + expected}"
-    call = public_call()
-    return f"{shown(value)} is {kind}, not {expected}; check the order of the arguments{': ' * bool(call)}{call}"
-
-
-_NAMED = ("head", "heads", "receiver", "receivers")
-
-
 _NODES = {
     "embed": "embedding", "attn_head_out": "L{layer}H{head}", "mlp_out": "L{layer}MLP", "mlp_in": "L{layer}MLP",
     "q_input": "L{layer}H{head}.q", "k_input": "L{layer}H{head}.k", "v_input": "L{layer}H{head}.v", "logits": "logits",
@@ -555,9 +479,9 @@ _NODES = {
 
 
 def naming_nodes(given: Any) -> str:
-    """Return the end of a message that gives our names for a node or edge of TransformerLens; "" for anything else.
+    """Return the end of a message with our names for a node or edge of TransformerLens; "" for anything else.
 
-    Of several nodes or edges the first is named, of an AttributionResult the largest.
+    For several nodes or edges it names the first, for an AttributionResult the one with the largest score.
     """
     if hasattr(given, "node_scores") and (scores := given.edge_scores or given.node_scores) is not None:
         largest = naming_nodes(max(scores, key=lambda node: abs(scores[node]))) if scores else ""
@@ -569,11 +493,15 @@ def naming_nodes(given: Any) -> str:
     known = (end for end in ends if hasattr(end, "position") and getattr(end, "kind", None) in _NODES)
     names = [_NODES[node.kind].format(layer=node.layer, head=node.head) for node in known]
     listed = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
-    return f"; instead of TransformerLens' nodes, which have one position each, give names: {listed}" if names else ""
+    return (
+        f"; instead of TransformerLens' nodes, which have one position each, give the names: {listed}" if names else ""
+    )
 
 
 def _refuse(given: Any) -> NoReturn:
-    """Raise BadHead for a value that is not a head; the message says what it is, if that is recognised."""
+    """Raise BadHead for a value that is not a head. The message says what the value is, if that is recognised, and the
+    forms of heads.
+    """
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
     raise BadHead(f"{not_a(given, 'a head')}: {HEAD_FORMS}{naming_nodes(given)}")

@@ -100,16 +100,20 @@ def _docstrings(path: str, node: ast.AST, public: set[str], owner: str) -> Itera
         if docstring := ast.get_docstring(child):
             exported = child.name in public and not owner
             kind = "public docstring" if exported else "private docstring"
-            yield Text(kind, f"{path}:{child.lineno} {owner}{child.name}", f"{_signature(child)}\n\n{docstring}")
+            yield Text(kind, f"{path}:{child.lineno} {owner}{child.name}", f"{_signature(child, owner)}\n\n{docstring}")
         if isinstance(child, ast.ClassDef):
             yield from _docstrings(path, child, public, f"{child.name}.")
 
 
-def _signature(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """Return a function's signature, or a class's name with its annotated fields or the arguments of its `__init__`."""
+def _signature(node: ast.FunctionDef | ast.ClassDef, owner: str = "") -> str:
+    """Return a function's signature, or a class's name with its annotated fields or the arguments of its `__init__`.
+
+    `owner`: the name of a method's class with a dot, which stands before its name.
+    """
     if isinstance(node, ast.FunctionDef):
         result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        return f"def {node.name}({ast.unparse(node.args)}){result}"
+        is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        return f"{'@property ' * is_property}def {owner}{node.name}({ast.unparse(node.args)}){result}"
     lines = [f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"]
     for child in node.body:
         if isinstance(child, ast.AnnAssign):

@@ -1,7 +1,7 @@
-"""Pages of the site that are generated when it is built: start, tables, architectures, commands, Python, papers.
+"""Pages of the site that are generated when it is built: start, tables, architectures, commands.
 
-mkdocs calls `on_files` and `on_page_markdown`. Each page comes from what it describes, so that none of them can be out
-of date.
+The Python reference is in `api_pages.py`. mkdocs calls `on_files` and `on_page_markdown`. Each page is made from the
+objects that it describes, so it cannot be out of date.
 """
 
 import csv
@@ -9,7 +9,6 @@ import html
 import re
 import sys
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,35 +19,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 
-IN_ROOMS = {
-    "tlspectral.hooks": ("band_effects", "receivers", "summarize_sweep"),
-    "tlspectral.heads": ("copying_scores", "qk_penalty"),
-    "tlspectral.hooks.parts": (
-        "Antisymmetric",
-        "Band",
-        "Content",
-        "Interaction",
-        "LongRange",
-        "Mode",
-        "Output",
-        "Position",
-        "RopePhase",
-        "Symmetric",
-    ),
-    "tlspectral.positional": ("BlockPrompt", "BlockTask"),
-    "tlspectral.report": ("head_card",),
-    "tlspectral.spectral_rope": ("SpectralRoPE",),
-    "tlspectral.stats": (
-        "attenuation",
-        "layer_bootstrap",
-        "model_permutation_test",
-        "partial_spearman",
-        "top_head_percentile",
-    ),
-    "tlspectral.tasks": ("induction_loss", "language_loss"),
-}
-"""Public names that are reached by their room, as `tls.stats.attenuation`."""
-
+NOT_SEARCHED = "---\nsearch: {exclude: true}\n---\n"
+"""Front matter of a page that the search leaves out. 120 pages of columns would come before pages that explain them."""
 
 ON_THE_SITE = {
     "../CONTRIBUTING.md": "contributing.md",
@@ -83,7 +55,6 @@ def filtered_table(path: Path) -> str:
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, and README and CONTRIBUTING as pages of the site."""
     pages = {
-        "api.md": api_page,
         "architectures.md": architectures_page,
         "commands.md": commands_page,
         "contributing.md": contributing_page,
@@ -130,7 +101,7 @@ def _maker(table: str) -> str:
 
 
 def _table_page(table: "Schema", made_by: str) -> str:
-    lines = [f"# {_cell(table.name)}", "", f"Made by {made_by}.", ""]
+    lines = [NOT_SEARCHED, f"# {_cell(table.name)}", "", f"Made by {made_by}.", ""]
     if any(column.range for column in table.columns):
         return "\n".join([*lines, *(line for column in table.columns for line in _column_section(column))])
     lines += ["| column | unit | |", "|---|---|---|"]
@@ -248,18 +219,6 @@ def commands_page() -> str:
     group = typer.main.get_command(app)
     text = get_docs_for_click(obj=group, ctx=typer.Context(group), name="tlspectral")
     return text.replace("# `tlspectral`", "# Command line", 1)
-
-
-def api_page() -> str:
-    """Every public name, where it lives."""
-    import tlspectral
-
-    lines = ["# Python", "", "Everything below is imported as `import tlspectral as tls`.", ""]
-    for room, names in {"tlspectral": tlspectral.__all__, **IN_ROOMS}.items():
-        module = import_module(room)
-        lines += [f"## `{room.replace('tlspectral', 'tls')}`", ""]
-        lines += [f"::: {getattr(module, name).__module__}.{name}\n" for name in names]
-    return "\n".join(lines)
 
 
 def start_page() -> str:

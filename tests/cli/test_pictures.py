@@ -66,5 +66,5 @@ def test_heads_are_read_before_the_model(command, tmp_path, monkeypatch):
     assert "names no head" in refusal(command, "tiny", *prompt, "first", "-o", tmp_path / "drawn.png")
     if command == "patterns":
         given = ["tiny", "text", "L0H0", "-o", tmp_path / "drawn.png", "--sinks"]
-        assert "found 'first'" in refusal(command, *given, "first")
+        assert "sinks='first' is unknown" in refusal(command, *given, "first")
         assert "give one of the two" in refusal(command, *given, "found", "--sink")

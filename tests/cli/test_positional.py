@@ -118,7 +118,7 @@ def test_prompts_come_from_a_file(tmp_path):
     [
         (["--template", "gpt-5"], "'gpt-5' is not a ready task"),
         (["--task", "haystack"], "not a ready task: give 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
-        (["--swaps", "some"], "or pairs of block indices; not 'some'"),
+        (["--swaps", "some"], "swaps='some' is not known: give 'kept', 'all'"),
         (["--pairs", "60"], "and the model's context is "),
     ],
 )

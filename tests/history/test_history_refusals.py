@@ -158,7 +158,7 @@ def test_a_history_that_cannot_be_is_refused(error, call, said):
     [
         ("prev", r"give history\.heads\['prev'\]$"),
         ("step", r"give history\.heads\['step'\] or history\.summary\['step'\]$"),
-        ("other", r"its tables are history\.heads, history\.summary, history\.composition$"),
+        ("other", r"its tables are history\.heads, history\.summary, history\.composition: give one of them$"),
         (["step"], "its tables are "),
         (0, "its tables are "),
     ],

@@ -88,7 +88,7 @@ def test_edges_of_a_task_of_pairs_are_cut_to_the_pair():
     view, (clean, other) = attention_view(model), prompt_pairs(4, 9, seed=3)
     other[2] = clean[2]
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
-    with pytest.warns(UserWarning, match="1 of 4 pairs are equal, such as that of prompt 2: .* an effect of 0"):
+    with pytest.warns(UserWarning, match="1 of 4 pairs are equal, such as the pair of prompt 2: every effect is 0"):
         table = tls.edge_effects(model, ["L1H2.q", "logits"], senders=["L0H1"], task=task)
     assert (table.attrs["replace"], table.attrs["measure"]) == ("counterfactual", "task")
     write = removed_from_stream(model, [(0, 1)], "output", clean) - removed_from_stream(
@@ -163,7 +163,7 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
             "L1H0.v: attention does not depend on values",
         ),
         ({"receivers": "L1H0.w"}, BadHead, "'L1H0.w' names no receiver"),
-        ({"receivers": "L1H0"}, BadHead, r"'L1H0' names no receiver: .*{\"k\": heads}"),
+        ({"receivers": "L1H0"}, BadHead, r"'L1H0' is a head, not a receiver: .*{\"k\": heads}"),
         ({"measure": "induction"}, ValueError, "measure must be one of"),
         (
             {"replace": "median"},

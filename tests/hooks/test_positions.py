@@ -286,5 +286,7 @@ def test_attention_of_a_frame_is_read_by_its_columns(frame):
         return tls.Task([[1, 2, 3, 4]] * 2, lambda logits, tokens, mask: logits[:, -1, 0], attention=attention)
 
     assert task(frame({"key": [0, 1], "query": [3, 2]})).attention == [[3, 0], [2, 1]]
-    with pytest.raises(TypeError, match="attention as a frame has columns query and key; found a, b"):
+    with pytest.raises(
+        TypeError, match=r"attention= is a frame with the columns .*: give one with columns query and key"
+    ):
         task(frame({"a": [3, 2], "b": [0, 1]}))

@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused():
     other.attrs["revision"] = "other"
     with pytest.raises(ValueError, match="the wall with revision"):
         plots.wall(made_up(), table=other)
-    with pytest.raises(ValueError, match="both given: give one"):
+    with pytest.raises(ValueError, match="prompt= and task= were both given"):
         plots.wall(shared("bridge", "llama"), IDS, task=tls.logit_difference([IDS.tolist()], 60, 20))
 
 
@@ -131,6 +131,6 @@ def test_the_command_draws_it(tmp_path):
     assert done.stdout.strip() == str(path)
     assert path.stat().st_size > 5000
     assert "no tokenizer" in command_line.refusal("wall", "tiny-rope", "--prompt", "a b", "-o", tmp_path / "no.png")
-    assert "one of both" in command_line.refusal(
+    assert "give only one of them" in command_line.refusal(
         "wall", "tiny-rope", "--prompt", "a", "--task", "t.csv", "-o", tmp_path / "no.png"
     )

@@ -53,7 +53,7 @@ plane = plots.positional_symbolic_plane
 REFUSED = {
     "a head twice": (lambda: plane(by_query().sort_values(["layer", "head"])), ValueError, "several rows for layer 0"),
     "a head to name": (lambda: plane(head_scores(), highlight=[(9, 9)]), ValueError, "L9H9 has no row in the table"),
-    "no name": (lambda: plane(head_scores(), highlight=["head 3"]), BadHead, "'head 3' names no head"),
+    "no name": (lambda: plane(head_scores(), highlight=["head 3"]), BadHead, "'head 3' is text, .* not a head"),
     "negative": (
         lambda: plots.plane(plotted_tables.heads(), highlight_previous_token=-1),
         ValueError,

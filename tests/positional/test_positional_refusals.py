@@ -81,12 +81,12 @@ def score_rows():
 
 REFUSED = {
     # Pieces that make no prompt.
-    "two blocks": (lambda: prompt_of(ids(2), ids(3)), "found 2 blocks: at least three"),
-    "text and ids": (lambda: prompt_of(ids(2), ids(3), ids(4), prefix="w3"), "all text or all token ids"),
+    "two blocks": (lambda: prompt_of(ids(2), ids(3)), "2 blocks were given: give three or more"),
+    "text and ids": (lambda: prompt_of(ids(2), ids(3), ids(4), prefix="w3"), "mix text and token ids: give only text"),
     "an empty block": (lambda: prompt_of(ids(2), ids(), ids(4)), "block 1 is empty"),
     "an empty suffix": (lambda: prompt_of(ids(2), ids(3), ids(4), suffix=ids()), "suffix is empty"),
-    "two axes": (lambda: prompt_of(ids(2)[None], ids(3), ids(4)), r"block 0: .*1-D integers, found \(1, 1\)"),
-    "no integers": (lambda: prompt_of(ids(2), ids(3), torch.tensor([0.5])), "block 2: .*integers"),
+    "two axes": (lambda: prompt_of(ids(2)[None], ids(3), ids(4)), r"block 0 has shape \(1, 1\) .* whole token ids"),
+    "no integers": (lambda: prompt_of(ids(2), ids(3), torch.tensor([0.5])), "block 2 has shape .* whole token ids"),
     # Prompts that the model or its tokenizer does not take.
     "text without tokenizer": (lambda: TEXT.tokenized(shared("bridge", "llama")), "no tokenizer"),
     "tokens of text": (TEXT.tokens, r"\.tokenized"),
@@ -111,11 +111,17 @@ REFUSED = {
     "no prompts": (lambda: positional_symbolic(shared("bridge", "llama"), []), "is empty"),
     "queries of two prompts": (lambda: llama([marks(), marks()], by="query"), "one prompt or a task, found 2"),
     # Swaps.
-    "a block too far": (lambda: chosen_swaps(4, [(1, 4)]), r"\(1, 4\): blocks are 0 to 3"),
-    "a swap with itself": (lambda: chosen_swaps(4, [(2, 2)]), "not swap with itself"),
-    "no swaps": (lambda: chosen_swaps(4, []), "no swap to measure"),
-    "swaps of a query": (lambda: llama(marks(), swaps="per_query"), "of a task 'per_query'.* not 'per_query'"),
-    "unknown swaps": (lambda: bound("some"), "'kept', 'all', .* or pairs of block indices; not 'some'"),
+    "a block too far": (
+        lambda: chosen_swaps(4, [(1, 4)]),
+        r"blocks 1 and 4 cannot swap: this prompt has blocks 0 to 3",
+    ),
+    "a swap with itself": (lambda: chosen_swaps(4, [(2, 2)]), "cannot swap: give two different blocks"),
+    "no swaps": (lambda: chosen_swaps(4, []), "names no pair of blocks"),
+    "swaps of a query": (
+        lambda: llama(marks(), swaps="per_query"),
+        "swaps='per_query' is not known: .*for a task also 'per_query'",
+    ),
+    "unknown swaps": (lambda: bound("some"), "swaps='some' is not known: give 'kept', 'all', pairs of block"),
     # Settings.
     "tau of zero": (lambda: llama(tau=0.0), "tau must be positive"),
     "tau not a number": (lambda: llama(tau=math.nan), "tau must be positive"),
@@ -126,12 +132,12 @@ REFUSED = {
         "'gemma' is not a ready task: give 'binding', 'key-value'.* template.*'llama-3.2'",
     ),
     "no draws": (lambda: bound(draws=0), "draws= must be 1 or more, found 0"),
-    "two blocks that swap": (lambda: bound(swapped=2), "three blocks that swap, two for 'all'"),
-    "one block that swaps": (lambda: bound("all", swapped=1), "three blocks that swap, two for 'all'"),
+    "two blocks that swap": (lambda: bound(swapped=2), "three blocks that swap .two for swaps='all'"),
+    "one block that swaps": (lambda: bound("all", swapped=1), "three blocks that swap .two for swaps='all'"),
     "no queries": (lambda: bound(queries=0), "1 or more, .*found 0"),
     "a query too far": (lambda: bound(queries=(3, 9)), r"from 0 to 8, found \[3, 9\]"),
     "no queries by index": (lambda: bound(queries=()), r"from 0 to 8, found \[\]"),
-    "a swap too far": (lambda: bound([(3, 9)]), r"\(3, 9\): blocks are 0 to 8"),
+    "a swap too far": (lambda: bound([(3, 9)]), r"blocks 3 and 9 cannot swap: this prompt has blocks 0 to 8"),
     "text without a tokenizer": (lambda: llama("plain"), "no tokenizer"),
     "more blocks than the context holds": (
         lambda: bound(n_blocks=100, swapped=3, queries=1),

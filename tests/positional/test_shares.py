@@ -64,7 +64,7 @@ def test_some_heads_and_windows():
     assert hidden(shared("bridge", "mistral"), 0)
     with pytest.raises(ValueError, match="no heads were given"):
         logit_shares(model, PROMPT, [])
-    with pytest.raises(ValueError, match="blocks of 2 to 3 tokens"):
+    with pytest.raises(ValueError, match="blocks have 2 to 3 tokens"):
         logit_shares(model, block_prompt((3, 2, 3)))
 
 
@@ -101,12 +101,13 @@ def test_longer_runs_and_other_suffixes_of_the_prompt():
     with tls.ablate(model, [(1, 2)], Content(PROMPT)):
         edited = recorded(model, ("scores",), longer, [1])[1, "scores"]
         assert (edited != plain).any(-1)[0, 2].nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
-        with pytest.raises(ValueError, match="the blocks end at token 15, and this run has 15"):
+        with pytest.raises(ValueError, match="this run has 15 tokens and the blocks fill the first 15"):
             logits(model, longer[:, :15])
 
 
 START = (
-    "row 0 has token 2 at position 0, where .* has {first} .the prompt begins 1 token later.: .* start token in front"
+    "row 0 has token 2 at position 0, and .* has token {first} there .the prompt begins 1 token later.: .*"
+    " start token in front"
 )
 OTHERS = {  # which rows are wrong, and what is said
     "a start token": (lambda own: torch.cat([torch.full_like(own[:, :1], 2), own], 1), START),
@@ -171,7 +172,9 @@ def test_one_part_of_several_prompts():
     for row, prompt in enumerate((PROMPT, other)):
         alone = ablated(model, [(1, 2)], Content(prompt), both[row : row + 1])
         torch.testing.assert_close(found[row : row + 1], alone, rtol=0, atol=2e-5)  # as above
-    with pytest.raises(ValueError, match=r"prompt 1 begin at \[2, .* prompt 0 at \[3, .*: give each its own part"):
+    with pytest.raises(
+        ValueError, match=r"prompt 1 begin at positions \[2, .* prompt 0 at \[3, .*: make a part of its own"
+    ):
         tls.ablation_hooks(model, [(1, 2)], Content([PROMPT, cut_prompt(PROMPT.tokens(), [2, 3, 3, 3, 3, 4])]))
 
 
@@ -181,7 +184,7 @@ def test_padding_in_front_is_refused():
     mask[1, 0] = 0
     with (
         tls.ablate(model, [(1, 2)], Content(PROMPT)),
-        pytest.raises(ValueError, match="so pad at its end"),
+        pytest.raises(ValueError, match="pad rows at their end"),
         torch.no_grad(),
     ):
         model(tokens, attention_mask=mask)
@@ -190,9 +193,9 @@ def test_padding_in_front_is_refused():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Interaction(block_prompt((3, 4, 3))), "blocks of 3 to 4 tokens"),
-        (Content(PROMPT.tokens()), "blocks are those of a BlockPrompt, the keys, or of a list of them; found Tensor"),
-        (Content([]), "found none"),
+        (Interaction(block_prompt((3, 4, 3))), "blocks have 3 to 4 tokens"),
+        (Content(PROMPT.tokens()), "a Tensor of shape .* is not a BlockPrompt"),
+        (Content([]), "an empty list is not a BlockPrompt"),
     ],
 )
 def test_prompts_without_equal_blocks_are_refused(part, message):

@@ -28,13 +28,13 @@ def test_a_result_shows_its_fields_with_few_digits():
     heads["layer"] = np.arange(40) // 5
     found = stats.layer_bootstrap(heads, draws=50)
     shown = cells(found)
-    assert shown["statistic"] == f"{found.statistic:.4g}"
-    assert shown["interval"] == ", ".join(f"{end:.4g}" for end in found.interval)
+    assert shown["statistic"] == f"{found.statistic:.3g}"
+    assert shown["interval"] == ", ".join(f"{end:.3g}" for end in found.interval)
     assert "reason" not in shown  # None says nothing
     # A correlation within a result is its number, not its whole text.
     heads["rope_imag_frac"] = heads["freq_centroid"] = heads["prev"]
     inner = stats.attenuation(heads)
-    assert cells(inner)["before"] == f"{inner.before.statistic:.4g}"
+    assert cells(inner)["before"] == f"{inner.before.statistic:.3g}"
 
 
 def test_what_is_long_is_cut_and_what_is_odd_is_escaped():

@@ -291,7 +291,7 @@ def test_a_table_of_other_weights_is_refused(chosen):
         require_table_of(attention_view(model), table)
     table.attrs = {}
     table["layer"] += 1
-    with pytest.raises(ValueError, match="has a layer 2 and the model has layers 0 to 1"):
+    with pytest.raises(ValueError, match="has layer 2, but the model has layers 0 to 1"):
         require_table_of(attention_view(model), table)
 
 

@@ -88,9 +88,13 @@ def test_what_is_missing_is_named_and_the_message_stays_short(work):
     with sharing(Shard.numbered(1, 7)), pytest.raises(MissingParts) as error:
         work()
     assert str(error.value) == (
-        f"{work.folder.path}: 1 of 7 jobs are there; missing: part1, part2, part3, part4, part5, part6"
+        f"{work.folder.path}: 1 of 7 jobs are there; missing: part1, part2, part3, part4, part5, part6. "
+        "Run the other shards"
     )
-    with sharing(Shard.numbered(1, 1000)), pytest.raises(MissingParts, match=r"part7, part8 and 92 others$"):
+    with (
+        sharing(Shard.numbered(1, 1000)),
+        pytest.raises(MissingParts, match=r"part7, part8 and 92 others\. Run the other shards$"),
+    ):
         finished(work.parts(101), work.folder)
 
 
@@ -127,10 +131,16 @@ def test_a_shard_ends_with_its_own_failures_noted_and_those_of_others_missing(wo
         return work.table_of(number)
 
     parts, failures = parts_of(4, fails), {}
-    with sharing(Shard.numbered(1, 2)), pytest.raises(MissingParts, match=r"1 of 3 .*missing: part1, part3$"):
+    with (
+        sharing(Shard.numbered(1, 2)),
+        pytest.raises(MissingParts, match=r"1 of 3 .*missing: part1, part3\. Run the other shards$"),
+    ):
         finished(parts, work.folder, failed=failures.__setitem__)
     assert failures.pop("part2").message == "part 2 cannot be made"
-    with sharing(Shard.numbered(2, 2)), pytest.raises(MissingParts, match=r"2 of 3 .*missing: part2$"):
+    with (
+        sharing(Shard.numbered(2, 2)),
+        pytest.raises(MissingParts, match=r"2 of 3 .*missing: part2\. Run the other shards$"),
+    ):
         finished(parts, work.folder, failed=failures.__setitem__)
     assert list(failures) == ["part3"]
 
@@ -178,10 +188,10 @@ def inside(tmp_path, monkeypatch):
 def test_collect_says_what_is_missing_and_then_makes_the_table(inside, monkeypatch):
     done = run(*SWEEP, "--shard", "1/2")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == "sweep: 1 of 2 jobs are there; missing: output_L001\n"
+    assert done.stderr == "sweep: 1 of 2 jobs are there; missing: output_L001. Run the other shards\n"
     done = run("collect", "sweep")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "sweep: 1 of 2 jobs are there; missing: output_L001\n"
+    assert done.stderr == "sweep: 1 of 2 jobs are there; missing: output_L001. Run the other shards\n"
     assert not (inside / "sweep.parquet").exists()
 
     done = run(*SWEEP, "--shard=2/2")
@@ -215,7 +225,7 @@ def test_collect_makes_no_part(monkeypatch):
     monkeypatch.setattr(tls, "load_model", removes)
     done = run("collect", "sweep")
     assert done.exit_code == 1
-    assert done.stderr.splitlines()[-1] == "sweep: 1 of 2 jobs are there; missing: output_L000"
+    assert done.stderr.splitlines()[-1] == "sweep: 1 of 2 jobs are there; missing: output_L000. Run the other shards"
 
 
 @pytest.mark.slow

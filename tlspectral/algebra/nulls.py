@@ -35,9 +35,9 @@ SPREAD_FLOOR = float(np.sqrt(np.finfo(np.float64).eps))
 
 
 class _Blocks(threading.local):
-    """State of open `one_thread` blocks: `depth` counts those of this thread, `of_all` those of all threads.
+    """Counts of open `one_thread` blocks: `depth` in this thread, `of_all` in all threads.
 
-    `outside`: torch's number of threads before the first block was opened.
+    `lock`: guards the counts. `outside`: torch's number of threads before the first block was opened.
     """
 
     lock = threading.Lock()
@@ -51,7 +51,8 @@ _BLOCKS = _Blocks()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run a `with` block with one torch thread, then restore the previous number of threads.
+    """Run a `with` block with one torch thread; at its end, also after an error, restore the previous number of
+    threads.
 
     Two BLAS threads on 64 x 64 matrices are slower than one, and many times slower on a busy machine.
     """
@@ -76,16 +77,18 @@ def one_thread() -> Iterator[None]:
 
 
 def block_generator(seed: int, n: int, k: int, *layer_and_head: int) -> np.random.Generator:
-    """Return the random generator of Haar k x k blocks of n x n matrices; equal arguments give equal draws.
+    """Return the random generator for Haar k x k blocks of n x n matrices; equal arguments give equal draws.
 
-    Without `layer_and_head` all heads share the draws. With layer and head, each head has draws of its own.
+    `seed`: the user's seed. Without `layer_and_head` all heads share the draws. With layer and head, each head has
+    draws of its own.
     """
     key = (n, k, *layer_and_head)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=key)))
 
 
 def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64[Tensor, "draws k k"]:
-    """Return the top-left k x k blocks of `draws` independent random (Haar) orthogonal n x n matrices.
+    """Return the top-left k x k blocks of `draws` independent random (Haar) orthogonal n x n matrices. The generator
+    `rng` advances.
 
     Raises ValueError unless 1 <= k <= n and draws >= 0, and if the blocks take more than 8 GiB.
     """
@@ -125,8 +128,9 @@ def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64
 
 
 def haar_frame(n_rows: int, n_columns: int, key: Iterable[int]) -> Float64[Tensor, "rows columns"]:
-    """Return random orthonormal columns [n_rows, n_columns], uniform over all such frames; equal `key` gives equal
-    columns.
+    """Return random orthonormal columns [n_rows, n_columns], uniform over all such matrices.
+
+    `key`: numbers that seed the draw; equal keys give equal columns.
     """
     state = np.random.SeedSequence(list(key)).generate_state(1)[0]
     generator = torch.Generator().manual_seed(int(state))
@@ -135,10 +139,10 @@ def haar_frame(n_rows: int, n_columns: int, key: Iterable[int]) -> Float64[Tenso
 
 
 def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[float, Float64[np.ndarray, " heads"]]:
-    """Return mean and variance of x = tr(M^2) / ||M||^2 for random directions: one mean, and one variance per head.
+    """Return mean and variance of x = tr(M^2) / ||M||^2 for random directions: one mean, and a variance per head.
 
-    M has a head's singular values and dimension `n`. Both numbers are exact (orthogonal Weingarten calculus). The
-    variance is NaN for a zero head.
+    `singular_values`: of M for each head. `n`: dimension of M. Both numbers are exact (orthogonal Weingarten calculus).
+    The variance is NaN for a zero head.
     """
     top = singular_values.max(axis=1, keepdims=True)
     squares = (singular_values / np.where(top > 0, top, np.nan)) ** 2
@@ -149,12 +153,12 @@ def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[f
 def dir_frac_null(
     singular_values: Float64[np.ndarray, "heads k"], n: int
 ) -> tuple[Float64[np.ndarray, " heads"], Float64[np.ndarray, " heads"]]:
-    """Return mean and standard deviation of dir_frac for random directions, one of each per head, without drawing.
+    """Return mean and standard deviation of dir_frac for random directions, two arrays over heads, without drawing.
 
-    dir_frac = ||M_A|| / ||M||, where M has the head's singular values. dir_frac^2 = (1 - x) / 2, where x = tr(M^2) /
-    ||M||^2 has the mean 1/n and a known variance. The square root is taken by the delta method; its relative error in
-    the deviation is of order n^-2. The deviation is about 1/(2n), so nearly every trained head has a large z. Needs n
-    >= 2. NaN for a zero head.
+    dir_frac = ||M_A|| / ||M|| is the antisymmetric share of a matrix M with the head's singular values. dir_frac^2 = (1
+    - x) / 2, where x = tr(M^2) / ||M||^2 has the mean 1/n and a known variance. The square root is taken by the delta
+    method; its relative error in the deviation is of order n^-2. The deviation is about 1/(2n), so nearly every trained
+    head has a large z. `singular_values`: of each head's M. `n`: dimension of M, at least 2. NaN for a zero head.
     """
     mean, variance = _moments(singular_values, n)
     centre = np.sqrt((1 - mean) / 2)
@@ -166,12 +170,12 @@ def null_draws(
     blocks: Float64[Tensor, "draws k k"],
     dtype: Literal["float32", "float64"] = "float64",
 ) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
-    """Return dir_frac, D_head, imag_mass and henrici of random draws of one head (dict of arrays), and x of each draw.
+    """Return metrics of random draws of one head: a dict of arrays (dir_frac, D_head, imag_mass, henrici), and x.
 
-    x = tr(M^2) / ||M||^2. `blocks` come from `haar_blocks`. A draw has the eigenvalues of diag(s) B, with a block B and
-    the singular values s scaled to norm 1. `dtype="float32"` takes eigenvalues in float32 if k >= FLOAT32_FROM and if a
-    comparison on the first COMPARED_DRAWS draws shows that rounding is below ROUNDING_SHARE of the Monte-Carlo error of
-    each mean. Otherwise all draws use float64.
+    `singular_values`: of the head's M. x = tr(M^2) / ||M||^2 of each draw. `blocks` come from `haar_blocks`. A draw has
+    the eigenvalues of diag(s) B, with a block B and the singular values s scaled to norm 1. `dtype="float32"` takes
+    eigenvalues in float32 if k >= FLOAT32_FROM and if a comparison on the first COMPARED_DRAWS draws shows that
+    rounding is below ROUNDING_SHARE of the Monte-Carlo error of each mean. Otherwise all draws use float64.
     """
     if dtype == "float32" and len(singular_values) >= FLOAT32_FROM and len(blocks) > COMPARED_DRAWS:
         # The largest s lies between 1 / sqrt(k) and 1, so nothing overflows. A head of rank 1 falls back to float64:
@@ -189,7 +193,10 @@ def null_draws(
 def _rounding_is_small(
     exact: Float64[np.ndarray, " compared"], rounded: Float64[np.ndarray, " compared"], draws: int
 ) -> bool:
-    """Return whether float32 values of a metric (`rounded`) are close enough to float64 (`exact`) for `draws` draws."""
+    """Return True if float32 rounding of a metric is small beside the Monte-Carlo error of its mean over `draws` draws.
+
+    `exact`, `rounded`: values of the metric in float64 and in float32 for the same draws.
+    """
     error = float(np.sqrt(((rounded - exact) ** 2).mean()))
     spread = float(exact.std())
     return spread > SPREAD_FLOOR and error < ROUNDING_SHARE * spread / draws**0.5
@@ -198,7 +205,11 @@ def _rounding_is_small(
 def metrics_of_draws(
     singular_values: Float64[np.ndarray, " k"], blocks: Float64[Tensor, "draws k k"], dtype: torch.dtype
 ) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
-    """Return the same as `null_draws`, with all eigenvalues taken in the precision `dtype`."""
+    """Return metrics of random draws of one head: a dict of arrays (dir_frac, D_head, imag_mass, henrici), and x.
+
+    x = tr(M^2) / ||M||^2 of each draw. `singular_values`: of the head's M. `blocks`: from `haar_blocks`. `dtype`:
+    precision in which eigenvalues are computed.
+    """
     size = float(np.linalg.norm(singular_values))
     scaled = torch.from_numpy(singular_values / size)[:, None]
     with one_thread():
@@ -219,10 +230,12 @@ def metrics_of_draws(
 def controlled_moments(
     draws: Float64[np.ndarray, " draws"], control: Float64[np.ndarray, " draws"], mean: float, variance: float
 ) -> tuple[float, float, bool, bool]:
-    """Return mean and standard deviation (ddof 0) of a metric's draws, and for each a flag: a control variate was used.
+    """Return mean and standard deviation (ddof 0) of a metric's draws, with a control variate if it helps.
 
-    `control`: x = tr(M^2) / ||M||^2 of the same draws; its exact `mean` and `variance` are known. The control variate
-    is used for a number only if its estimated variance is lower than without it, and only from four draws on.
+    Two flags follow: True if the control variate was used for the mean, and True if it was used for the deviation.
+    `draws`: the metric of each draw. `control`: x = tr(M^2) / ||M||^2 of the same draws; its exact `mean` and
+    `variance` are known. The control variate is used for a number only if its estimated variance is lower than without
+    it, and only from four draws on.
     """
     count, centred, offset = len(draws), draws - draws.mean(), control - control.mean()
     plain_mean, plain_variance = float(draws.mean()), float((centred**2).mean())
@@ -256,7 +269,8 @@ def null_statistics(
         observed: the four metrics of the same heads, by column name.
         blocks: from `haar_blocks(n, k, ...)`, shared by all heads; or a function from a head's index to its own blocks.
         n: d_model, or d_model - 1 for LayerNorm.
-        dtype: precision of the draws' eigenvalues, see `null_draws`.
+        dtype: precision of the draws' eigenvalues. "float32" is used only where rounding is far below the Monte-Carlo
+            error.
 
     Returns:
         Dict from column name to an array over heads. For each metric c:
@@ -269,7 +283,8 @@ def null_statistics(
     The Monte-Carlo error of z is about sqrt((1 + z^2/2) / draws); with shared blocks it is the same error for all
     heads. The null depends on a head's own singular values, so z of heads with different spectra are not on one scale.
 
-    Not established: that a head uses its directions. A large z says that they are not random (FP section 3).
+    Not established: that a head uses its directions. A large z says that they are not random ("Fingerprint, Not
+    Blueprint", section 3).
     """
     heads = len(singular_values)
     result: dict[str, Float64[np.ndarray, " heads"] | Bool[np.ndarray, " heads"]] = {}

@@ -5,9 +5,10 @@ from typing import Any
 
 
 def one_line(self: Any) -> str:
-    """Return a dataclass as one line of text: shapes instead of tensors, class names instead of nested dataclasses.
+    """Return the dataclass instance `self` as one line of text, such as "CLASS(w_q=[12, 768, 64], layer=3)": shapes
+    instead of tensors, class names instead of nested dataclasses.
 
-    Used as `__repr__`. Fields that are None, or declared with `repr=False`, are left out.
+    It serves as `__repr__`. Fields that are None, or declared with `repr=False`, are left out.
     """
     shown = []
     for field in fields(self):

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from tlspectral.containers import are_columns, is_array, plain, values
+from tlspectral.errors import shown
 
 Frequencies = Iterable[Any] | Tensor
 """Some rotary pairs of a layer: their indices, or a boolean mask."""
@@ -29,9 +30,9 @@ _HAVE_FLOAT64 = ("cpu", "cuda")
 class RotaryGeometry:
     """The rotary pairs of one layer and their frequencies, as the model applies them.
 
-    In an ordinary model all heads of a layer rotate alike. A spectral layer ("Bifocal Attention", eq. 2) has
-    frequencies for each query head. It also multiplies the query's pairs by `gain * exp(i phase)`, which turns M_t into
-    `gain_t exp(i phase_t) M_t`.
+    In an ordinary model all heads of a layer rotate alike. A spectral layer (learned rotations, "Bifocal Attention",
+    eq. 2) has frequencies for each query head. It also multiplies the query's pairs by `gain * exp(i phase)`, which
+    turns M_t (the complex query-key matrix of pair t) into `gain_t exp(i phase_t) M_t`.
 
     Attributes:
         theta: radians per token of each pair [pairs], in the model's own order (the first pair rotates fastest). In a
@@ -56,7 +57,7 @@ class RotaryGeometry:
 
     @property
     def n_pairs(self) -> int:
-        """Number of rotary pairs."""
+        """Number of rotary pairs of a head in this layer."""
         return self.theta.shape[-1]
 
     @property
@@ -66,13 +67,15 @@ class RotaryGeometry:
 
     @property
     def still_columns(self) -> Int64[Tensor, "columns"]:
-        """Indices of the head's columns that are not rotated."""
+        """Indices [columns] of the columns of a head (of queries and keys) that are not rotated."""
         still = torch.ones(self.d_head, dtype=torch.bool)
         still[self.real_index] = still[self.imag_index] = False
         return still.nonzero().flatten()
 
     def of_heads(self, heads: list[int] | slice) -> "RotaryGeometry":
-        """Return the geometry of some query heads, in the given order; an ordinary layer's geometry stays the same."""
+        """Return a geometry with the rows of some query heads, in the given order; an ordinary layer, whose heads
+        rotate alike, returns itself.
+        """
         if not self.per_head:
             return self
         gain, phase = (None if value is None else value[heads] for value in (self.gain, self.phase))
@@ -86,10 +89,11 @@ class RotaryGeometry:
     def position_tables(
         self, n_positions: int
     ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]]:
-        """Return float64 cos and sin of each pair's angle at positions 0 .. n_positions - 1, times `attention_scaling`.
+        """Return float64 cos and sin of each pair's angle at positions 0 to n_positions - 1, times `attention_scaling`.
 
-        A spectral layer gives tables for each head. A model's own float32 tables differ from these more with each
-        position (about 1e-4 in a score at 1000 tokens), so interventions on a running model use the model's tables.
+        Both are [positions, pairs], with a head axis in front for a spectral layer. A model's own float32 tables differ
+        from these more with each position (about 1e-4 in a score at 1000 tokens), so interventions on a running model
+        use the model's tables.
         """
         angle = torch.arange(n_positions, dtype=torch.float64)[:, None] * self.theta[..., None, :]
         return self.attention_scaling * angle.cos(), self.attention_scaling * angle.sin()
@@ -109,10 +113,10 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
 
 
 def require_one_reading(frequencies: Any) -> None:
-    """Raise ValueError if `frequencies` is ambiguous; the message says both readings.
+    """Raise ValueError if `frequencies`, a user's choice of rotary pairs, has two readings; the message says both.
 
-    Ambiguous values: two columns as torch.where returns them (heads and their pairs), and an array of the numbers 0 and
-    1 (two pairs, or a mask).
+    Such values are two columns as torch.where returns them (heads and their pairs), and an array of the numbers 0 and 1
+    (two pairs, or a mask).
     """
     columns = are_columns(frequencies) and len(frequencies) > 1
     is_mask = str(getattr(frequencies, "dtype", "")).endswith("bool")
@@ -131,16 +135,22 @@ def require_one_reading(frequencies: Any) -> None:
 
 
 def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
-    """Return a boolean mask [pairs] of the chosen rotary pairs; `frequencies` holds their indices, or is a mask.
+    """Return a boolean mask [pairs], True for chosen rotary pairs; `frequencies` (a user's choice) holds their indices,
+    or is a mask; `n_pairs` is the number of rotary pairs of a head.
 
     Raises:
-        ValueError: a mask of another length, numbers that are not indices, pairs that do not exist, or an ambiguous
-            value (see `require_one_reading`).
+        ValueError: a mask of another length, numbers that are not indices, pairs that do not exist, or a value with two
+            readings, such as an array of 0 and 1.
     """
     require_one_reading(frequencies)
     listed = not isinstance(frequencies, Tensor) and isinstance(frequencies, Iterable)
     entries = [values(entry) if is_array(entry) else plain(entry) for entry in frequencies] if listed else frequencies
-    numbers = torch.as_tensor(entries).cpu()
+    try:
+        numbers = torch.as_tensor(entries).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"frequencies= must be indices of rotary pairs, such as [0, 1], or a mask; found {shown(frequencies)}"
+        ) from error
     if numbers.dtype == torch.bool:
         if numbers.shape != (n_pairs,):
             raise ValueError(
@@ -152,7 +162,7 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
     indices = numbers.long().flatten()
     if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
         raise ValueError(
-            f"frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}: give indices of existing rotary pairs"
+            f"frequencies are 0 to {n_pairs - 1}, found {shown(indices.tolist())}: give indices of rotary pairs"
         )
     mask = torch.zeros(n_pairs, dtype=torch.bool)
     mask[indices] = True
@@ -160,19 +170,21 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
 
 
 def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return values in at least float32: half precision would round away angles and small differences of scores."""
+    """Return values in float32, or in their own dtype if it is wider: half precision would round away angles and small
+    differences of scores.
+    """
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def in_float64(values: Shaped[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """Return values in float64: on their own device if it surely has float64 (CPU, CUDA), otherwise on the CPU."""
+    """Return values in float64, on their own device if it is a CPU or CUDA device, otherwise on the CPU."""
     return (values if values.device.type in _HAVE_FLOAT64 else values.cpu()).double()
 
 
 def in_float64_on_cpu(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return values for matrix products of a measurement: float64 on the CPU, at least float32 on another device.
+    """Return values for matrix products of a measurement: in float64 on the CPU, in at least float32 on another device.
 
-    On a device float64 can be 64 times slower. Sums over tokens use `summed`.
+    On a device float64 can be 64 times slower. Sums over tokens use `summed` instead.
     """
     return values.double() if values.device.type == "cpu" else widened(values)
 
@@ -180,7 +192,9 @@ def in_float64_on_cpu(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
 def summed(
     values: Float[Tensor, "*shape"], axes: int | tuple[int, ...], *, keepdim: bool = False
 ) -> Float64[Tensor, "*summed"]:
-    """Return the sum of `values` over `axes`, accumulated in float64; on the CPU if the device may lack float64."""
+    """Return the sum of `values` over `axes`, accumulated in float64; on the CPU if the device may lack float64.
+    `keepdim`: True keeps the summed axes with length 1.
+    """
     values = values if values.device.type in _HAVE_FLOAT64 else values.cpu()
     return values.sum(axes, keepdim=keepdim, dtype=torch.float64)
 
@@ -191,7 +205,9 @@ def times_phase(
     cos: Float[Tensor, "*table"],
     sin: Float[Tensor, "*table"],
 ) -> tuple[Float[Tensor, "*product"], Float[Tensor, "*product"]]:
-    """Return real and imaginary part of `(real + i imag) (cos + i sin)`, which rotates each pair by its angle."""
+    """Return the real and the imaginary part, two tensors, of `(real + i imag) (cos + i sin)`, which rotates each pair
+    by its angle.
+    """
     return real * cos - imag * sin, imag * cos + real * sin
 
 
@@ -201,9 +217,11 @@ def rotate(
     sin: Float[Tensor, "*heads #pos pairs"],
     geometry: RotaryGeometry,
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """Return `x` with each rotary pair rotated by its angle at its position; other columns are unchanged.
+    """Return a copy of `x` (queries or keys) with each rotary pair rotated by its angle at its position; other columns
+    are unchanged.
 
-    `-sin` instead of `sin` rotates backwards. Tables with a head axis need `x` of shape [..., heads, pos, d_head].
+    `cos`, `sin`: tables of the angles. `-sin` instead of `sin` rotates backwards. `geometry` tells which columns form a
+    pair. Tables with a head axis need `x` of shape [..., heads, pos, d_head].
     """
     real, imag = x[..., geometry.real_index], x[..., geometry.imag_index]
     rotated = x.clone()
@@ -214,10 +232,11 @@ def rotate(
 def with_gain_and_phase(
     queries: Float[Tensor, "*batch heads rows d_head"], geometry: RotaryGeometry
 ) -> Float[Tensor, "*batch heads rows d_head"]:
-    """Return queries, or rows of W_Q [heads, d_model, d_head], times `gain * exp(i phase)` of a spectral layer.
+    """Return a copy of the queries multiplied by `gain * exp(i phase)` of a layer with learned rotations; in an
+    ordinary layer, `queries` itself.
 
-    Either use gives the same score, because the factor depends only on head and pair. For an ordinary layer the input
-    is returned.
+    `geometry`: the layer's rotary pairs with gain and phase. `queries`: queries, or the rows of W_Q [heads, d_model,
+    d_head]. Both uses give the same score, because the factor depends only on head and pair.
     """
     if geometry.gain is None or geometry.phase is None:
         return queries
@@ -226,9 +245,10 @@ def with_gain_and_phase(
 
 
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
-    """Return a cos or sin table with one column per rotary pair.
+    """Return a model's cos or sin table with one column per rotary pair; it may be a view of `table`.
 
-    Models store one column per pair, two equal halves, or each column twice in a row.
+    `geometry` gives the number of pairs. Models store one column per pair, two equal halves, or each column twice in a
+    row.
     """
     n_pairs = geometry.n_pairs
     if table.shape[-1] == n_pairs:
@@ -242,9 +262,10 @@ def turned_further(
     sin: Float[Tensor, "*batch pos pairs"],
     shift: Float64[Tensor, "heads pairs"],
 ) -> tuple[Float[Tensor, "*batch heads pos pairs"], Float[Tensor, "*batch heads pos pairs"]]:
-    """Return a model's cos and sin tables rotated by `shift` further radians per token, with a new axis for the heads.
+    """Return two new tables, a model's cos and sin with `shift` added to the frequencies, with a new axis for the heads
+    and in float32 or wider.
 
-    `cos` and `sin` are for positions 0, 1, ...
+    `cos`, `sin`: tables for positions 0, 1, .... `shift`: radians per token, for each head and pair.
     """
     angle = torch.arange(cos.shape[-2], dtype=torch.float64)[:, None] * shift[:, None, :]  # heads pos pairs
     cos, sin = (widened(table)[..., None, :, :] for table in (cos, sin))
@@ -253,7 +274,10 @@ def turned_further(
 
 
 class PhaseNorms(NamedTuple):
-    """Frobenius norms of `Re M_t` (`re`) and `Im M_t` (`im`) per head; M_t is the complex matrix of rotary pair t."""
+    """Frobenius norms of `Re M_t` (`re`) and `Im M_t` (`im`), each [heads, pairs].
+
+    M_t is the complex query-key matrix of rotary pair t.
+    """
 
     re: Float64[Tensor, "heads pairs"]
     im: Float64[Tensor, "heads pairs"]
@@ -264,12 +288,14 @@ def phase_norms(
     w_k: Float64[Tensor, "heads d_model d_head"],
     geometry: RotaryGeometry,
 ) -> PhaseNorms:
-    """Return the norms of the real and the imaginary part of every M_t (FP section 7).
+    """Return `PhaseNorms` (`.re`, `.im`, each [heads, pairs]): Frobenius norms of the real and the imaginary part of
+    every M_t, the complex query-key matrix of rotary pair t.
 
+    `w_q`, `w_k`: weights of the heads. `geometry`: columns of the pairs. See "Fingerprint, Not Blueprint", section 7.
     Only inner products of columns are needed. With a, c the real and imaginary columns of W_Q and b, d of W_K: `Re M_t
     = a b^T + c d^T` and `Im M_t = c b^T - a d^T`. A vanishing part has rounding of about 1e-8 of `||M_t||`.
-    `attention_scaling` is left out, as it multiplies every M_t alike. For a spectral layer `w_q` must already contain
-    gain and phase (`with_gain_and_phase`), because they mix real and imaginary parts.
+    `attention_scaling` is left out, as it multiplies every M_t alike. For a layer with learned rotations `w_q` must
+    already contain gain and phase (`with_gain_and_phase`), because they mix real and imaginary parts.
     """
     re, im = phase_squares(w_q, w_k, geometry)
     return PhaseNorms(re.clamp_min(0).sqrt(), im.clamp_min(0).sqrt())
@@ -282,8 +308,8 @@ def phase_squares(
 ) -> tuple[Float[Tensor, "heads pairs"], Float[Tensor, "heads pairs"]]:
     """Return the squared norms of `Re M_t` and `Im M_t` as two tensors [heads, pairs], with gradients.
 
-    M_t is the complex query-key matrix of rotary pair t. The square of a vanishing part is rounding, which can be
-    negative.
+    `w_q`, `w_k`: weights of the heads. `geometry`: columns of the pairs. M_t is the complex query-key matrix of rotary
+    pair t. The square of a vanishing part is rounding, which can be negative.
     """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)
@@ -293,9 +319,10 @@ def phase_squares(
 def _pair_products(
     w: Float[Tensor, "heads d_model d_head"], geometry: RotaryGeometry
 ) -> tuple[Float[Tensor, "heads pairs"], ...]:
-    """Return real.real, imag.imag and real.imag inner products of each pair's columns: three tensors [heads, pairs].
+    """Return three tensors [heads, pairs] of inner products of each pair's columns: real.real, imag.imag, real.imag.
 
-    One head is in memory at a time.
+    `w`: W_Q or W_K of the heads. `geometry`: which columns are the real and imaginary coordinates of each pair. One
+    head is computed at a time, to save memory.
     """
     products = []
     for head in w:
@@ -305,7 +332,11 @@ def _pair_products(
 
 
 class PhaseMetrics(NamedTuple):
-    """Share of directional content (Im M_t) of each head, and the frequencies that carry it; see `phase_metrics`."""
+    """Three numbers per head about Im(M_t), the directional part of its rotary pairs; `phase_metrics` returns it.
+
+    rope_imag_frac: share of Im(M_t) in all rotary pairs, 0 to 1. freq_centroid: mean frequency of Im(M_t), radians per
+    token. hi_freq_dir: share of Im(M_t) in the first half of the pairs, 0 to 1.
+    """
 
     rope_imag_frac: Float64[Tensor, "heads"]
     freq_centroid: Float64[Tensor, "heads"]
@@ -313,12 +344,16 @@ class PhaseMetrics(NamedTuple):
 
 
 def phase_metrics(norms: PhaseNorms, geometry: RotaryGeometry) -> PhaseMetrics:
-    """Return three numbers per head about its rotary phase (FP section 7).
+    """Return `PhaseMetrics`, three tensors [heads] about the rotary phase of each head ("Fingerprint, Not Blueprint",
+    section 7).
+
+    `norms`: Frobenius norms of Re M_t and Im M_t. `geometry`: frequencies of the pairs. M_t is the complex query-key
+    matrix of rotary pair t, theta_t its frequency.
 
     * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms not squared, in [0, 1].
     * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token.
-    * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs. Pairs of a spectral layer keep their
-      order, whatever their learned frequencies are.
+    * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs. Pairs of a layer with learned rotations
+      keep their order, whatever their learned frequencies are.
 
     NaN where a denominator is zero. Not established: that a head uses its phase; an ablation can show this.
     """

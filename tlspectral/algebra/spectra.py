@@ -29,7 +29,7 @@ SYMMETRIC_DROP = 1e-9
 
 @dataclass(frozen=True)
 class ThinProduct:
-    """A matrix `left @ right.T` of rank at most r, stored as its two factors."""
+    """The matrix `left @ right.T`, stored as its two factors; its rank is at most their number of columns r."""
 
     left: Float64[Tensor, "rows r"]
     right: Float64[Tensor, "cols r"]
@@ -41,7 +41,7 @@ class ThinProduct:
         return self.left @ self.right.T
 
     def norm(self) -> float:
-        """Return the Frobenius norm, computed from r x r triangles."""
+        """Return the Frobenius norm of the matrix; only r x r matrices are formed."""
         # Gram matrices would lose half of the digits where terms cancel, as in M_A of a nearly symmetric M.
         left, right = (torch.linalg.qr(factor, mode="r").R for factor in (self.left, self.right))
         return float(torch.linalg.norm(left @ right.T))
@@ -52,7 +52,8 @@ def thin_svd(
 ) -> tuple[Float64[Tensor, "rows r"], Float64[Tensor, " r"], Float64[Tensor, "cols r"]]:
     """Return left singular vectors, singular values (descending) and right singular vectors of a `ThinProduct`.
 
-    r must not exceed the number of rows or columns. Vectors of a zero singular value are arbitrary.
+    Shapes: [rows, r], [r], [cols, r]. r must not exceed the number of rows or columns. Vectors of a zero singular value
+    are arbitrary.
     """
     left, right = (torch.linalg.qr(factor) for factor in (product.left, product.right))
     u, values, v = torch.linalg.svd(left.R @ right.R.T, full_matrices=False)
@@ -60,22 +61,26 @@ def thin_svd(
 
 
 def symmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T` (FP section 3), as two factors of width 2 d_head."""
+    """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T` as a `ThinProduct`, two factors [d_model, 2 d_head]. `w_q`,
+    `w_k`: the weights of one head.
+    """
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, w_q], dim=1))
 
 
 def antisymmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
-    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T` (FP section 3), as two factors of width 2 d_head."""
+    """Return M_A = (M - M^T) / 2 of M = `w_q @ w_k.T` as a `ThinProduct`, two factors [d_model, 2 d_head]. `w_q`,
+    `w_k`: the weights of one head.
+    """
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, -w_q], dim=1))
 
 
 @dataclass(frozen=True)
 class ThinCore:
-    """Heads of a layer in coordinates of their joint column space.
+    """Query-key matrices M = W_Q W_K^T of a layer, in coordinates of the joint column space of W_Q and W_K.
 
-    `query`, `key`: W_Q and W_K in these r = min(2 d_head, d_model) coordinates. `matrix`: the first m = min(d_head,
-    d_model) rows of M = query @ key^T. The other rows are zero, because W_Q comes first in the QR and spans the first m
-    coordinates.
+    There are r = min(2 d_head, d_model) coordinates. `query`, `key`: W_Q and W_K in these coordinates. `matrix`: the
+    first m = min(d_head, d_model) rows of M = query @ key^T. The other rows are zero, because W_Q comes first in the QR
+    and spans the first m coordinates.
     """
 
     query: Float64[Tensor, "heads r d_head"]
@@ -84,7 +89,7 @@ class ThinCore:
 
     @property
     def core(self) -> Float64[Tensor, "heads m m"]:
-        """Square matrix with the non-zero eigenvalues of M."""
+        """Square matrix [heads, m, m] with the eigenvalues of M that can differ from 0."""
         return self.matrix[:, :, : self.matrix.shape[1]]
 
     def square(self) -> Float64[Tensor, "heads r r"]:
@@ -98,7 +103,7 @@ class ThinCore:
 
 
 def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]) -> ThinCore:
-    """Return M = `w_q @ w_k^T` of each head in coordinates of the column space of [W_Q | W_K].
+    """Return a `ThinCore`: M = `w_q @ w_k^T` of each head in coordinates of the column space of [W_Q | W_K].
 
     `w_k` has one entry per query head (shared keys are already repeated). Rounding is about 1e-16 ||W_Q|| ||W_K||.
     Raises TypeError unless both are float64.
@@ -115,20 +120,23 @@ def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor,
 
 
 def singular_values(core: ThinCore) -> Float64[Tensor, "heads m"]:
-    """Return the singular values of M = W_Q W_K^T for each head, descending."""
+    """Return the singular values of M = W_Q W_K^T for each head of `core`, descending, in units of M."""
     return torch.linalg.svdvals(core.matrix)
 
 
 def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
-    """Return the eigenvalues of M_S on the joint column space, ascending; M_S has no other non-zero eigenvalues."""
+    """Return for each head in `core` the eigenvalues of M_S = (M + M^T) / 2 on the joint column space, ascending; all
+    others of M_S are 0.
+    """
     square = core.square()
     return torch.linalg.eigvalsh((square + square.mT) / 2)
 
 
 def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
-    """Return diag(S) V^T U [p, p] of one head, restricted to the p singular directions above float64 rounding.
+    """Return a small matrix [p, p] of one head with the eigenvalues of M, without the null space.
 
-    Its eigenvalues are those of M without the null space, whose rounding noise can look like a Jordan block.
+    `matrix`: the first m rows of M in thin coordinates. The result is diag(S) V^T U, restricted to the p singular
+    directions above float64 rounding. Rounding noise of the null space can look like a Jordan block.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((values > max(matrix.shape) * EPSILON * values[0]).sum())
@@ -140,8 +148,9 @@ def eigen(
 ) -> tuple[Complex128[Tensor, "heads m"], Float64[Tensor, " heads"]]:
     """Return the eigenvalues of M, largest modulus first, and the condition number (2-norm) of their unit eigenvectors.
 
-    `values` are the singular values. If a head's rank in float64 is below m, it is first projected on its rank.
-    Eigenvalues of the null space are then exactly 0, and their eigenvectors do not enter the condition number.
+    Both are per head of `core`. `values`: the singular values of M. If a head's rank in float64 is below m, M is first
+    restricted to its range. Eigenvalues of the null space are then exactly 0, and their eigenvectors do not enter the
+    condition number.
     """
     eigenvalues, vectors = torch.linalg.eig(core.core)
     spread = torch.linalg.svdvals(vectors)
@@ -174,20 +183,22 @@ class Spectrum:
 
 
 def spectrum(core: ThinCore) -> Spectrum:
-    """Return singular values, eigenvalues with their condition, and eigenvalues of M_S (FP section 3, Decompositions).
+    """Return the `Spectrum` of the heads in `core`: singular values, eigenvalues with their condition, and eigenvalues
+    of M_S.
 
-    The error of an eigenvalue is up to `eigenvector_condition` times 1e-16 ||M||, so a large condition means that the
-    weights do not determine it.
+    See "Fingerprint, Not Blueprint", section 3. The error of an eigenvalue is up to `eigenvector_condition` times 1e-16
+    ||M||, so a large condition means that the weights do not determine it.
     """
     values = singular_values(core)
     return Spectrum(values, *eigen(core, values), symmetric_eigenvalues(core))
 
 
 def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
-    """Return one array per head: rotation angles in radians, one for each block of the real Schur form (FP section 3).
+    """Return an array per head in `core`: rotation angles in radians, one for each block of the real Schur form of M.
 
     A 2 x 2 block gives the argument of its eigenvalue, in (0, pi). A 1 x 1 block gives 0 or pi by its sign. Blocks are
-    in LAPACK's order. The angles belong to M on the residual stream; they are not angles of RoPE.
+    in LAPACK's order. The angles belong to M on the residual stream; they are not angles of RoPE. See "Fingerprint, Not
+    Blueprint", section 3.
     """
     angles = []
     for matrix in core.matrix.detach().cpu():
@@ -205,7 +216,9 @@ def schur_angles(core: ThinCore) -> list[Float64[np.ndarray, " blocks"]]:
 
 
 def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
-    """Return the principal angles between the column spaces of W_Q and W_K (of full rank), in degrees, ascending."""
+    """Return for each head the m principal angles between the column spaces of W_Q and W_K (of full rank), in degrees,
+    ascending.
+    """
     # Cosine and sine together make small and right angles equally accurate.
     rows = core.matrix.shape[1]
     basis = torch.linalg.qr(core.key).Q
@@ -220,7 +233,8 @@ def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
 def _trimmed_angles(
     query: Float64[Tensor, "r d_head"], key: Float64[Tensor, "r d_head"], tolerance: float
 ) -> Float64[np.ndarray, " angles"]:
-    """Return the principal angles of two factors without full rank, in degrees.
+    """Return the principal angles between the column spaces of two factors of one head without full rank, in degrees.
+    `query`, `key`: W_Q and W_K in coordinates of their joint column space.
 
     Directions with a singular value below `tolerance` times the largest are dropped.
     """
@@ -232,9 +246,10 @@ def _trimmed_angles(
 
 
 def rank_tolerance(storage_dtype: torch.dtype, d_model: int, d_head: int) -> float:
-    """Return the ratio to the largest singular value below which a singular value counts as rounding of stored weights.
+    """Return the share of the largest singular value below which a singular value counts as rounding of weights that
+    were stored as `storage_dtype`.
 
-    max(d_model, d_head) eps for storage in 32 bits or more; eps for 16 bits or less.
+    It is max(d_model, d_head) eps for storage in 32 bits or more, and eps for 16 bits or less.
     """
     limits = torch.finfo(storage_dtype)
     # With the factor, the 16-bit tolerance would exceed 1.
@@ -253,7 +268,8 @@ class HeadMetrics:
 
     λ are the eigenvalues of M and s its singular values.
 
-    * `status`: `ok`, `rank_deficient`, `defective` or `zero`; see `head_metrics`.
+    * `status`: `zero` (M is 0), `defective` (the weights do not determine the eigenvalues), `rank_deficient` (rank
+      below k) or `ok`.
     * `rank`: number of singular values above the rank tolerance.
     * `dir_frac` = ||M_A|| / ||M||: 0 for a symmetric M, 1 for an antisymmetric M.
     * `D_head` = sum |Im λ| / sum |λ|.
@@ -290,7 +306,7 @@ class HeadMetrics:
 def _content_pos_frac(
     values: Float64[np.ndarray, "heads r"], norms: Float64[np.ndarray, " heads"], tolerance: float
 ) -> Float64[np.ndarray, " heads"]:
-    """Return the share of positive eigenvalues of M_S in the sum of their moduli, for each head.
+    """Return for each head the sum of the positive eigenvalues of M_S over the sum of all their moduli.
 
     `values`: eigenvalues of M_S. `norms`: ||M||. NaN where M_S is below `tolerance` times ||M||, or all zero.
     """
@@ -309,7 +325,9 @@ def head_metrics(
     storage_dtype: torch.dtype,
     effective_dimension: int,
 ) -> HeadMetrics:
-    """Return the scalar metrics of the heads of a layer (FP section 3).
+    """Return the scalar metrics of the heads of a layer, as `HeadMetrics` (arrays over heads).
+
+    See "Fingerprint, Not Blueprint", section 3. M = W_Q W_K^T, and λ are its eigenvalues.
 
     Args:
         w_q, w_k: norm-folded and, for LayerNorm, centred; `w_k` has one entry per query head.

@@ -108,17 +108,26 @@ def ablate(
 ) -> None:
     """Remove a part of one head at a time, and measure the model each time.
 
-    Heads are given by --heads. Without it they are the five strongest previous-token heads of TABLE, and random other
-    heads. The measure is the loss of --task. With --prompts it is the logit of the correct answer minus the logit of
-    the wrong answer, after each prompt. With --heads all and a TABLE, the output ends with a summary: the sum of all
-    effects, the share of small effects, and the ranks of the strongest heads. With --at there is a row per head and
-    position. A TABLE of other weights is refused.
-
     Example: tlspectral ablate smollm2-135m heads.parquet --part rope_phase
 
     Example: tlspectral ablate smollm2-135m heads.parquet --heads all --folder sweep -o sweep.parquet
 
     Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --part output --prompts names.csv --at S2,-1
+
+    Heads are given by --heads. Without it they are the five strongest previous-token heads of TABLE (a table that
+    `tlspectral analyze -o` wrote), and random other heads.
+
+    The result is a table with a row per head, and per position with --at. `value` is the measure without the part,
+    `delta` the value less the intact value, `delta_se` its standard error over sequences. The measure is the loss of
+    --task in nats. With --prompts it is the logit of the correct answer minus the logit of the wrong answer, after each
+    prompt. With --control, `control_p` compares delta with random parts. The command prints the 20 heads with the
+    greatest harm; -o writes all rows.
+
+    With --heads all and a TABLE, the output ends with a summary: the sum of all effects, the share of small effects,
+    and the ranks of the strongest heads. A TABLE of other weights is refused.
+
+    Not shown: whether other heads replace a removed head, and which of many heads would have an effect by chance:
+    p-values are not corrected for the number of heads.
     """
     require_table_file(output)
     require_shared(folder, "--folder")
@@ -172,9 +181,11 @@ def ablate(
 
 
 def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, every: bool = False) -> None:
-    """Print the heads of a sweep, greatest harm first, with their detector scores from the head table `known`.
+    """Print the rows of a sweep (effects of removed parts), greatest harm first, at most 20, with detector scores from
+    the head table `known`.
 
-    `unit` names the measure. `every` prints all detectors, otherwise only prev.
+    `unit` names the measure, such as "induction loss in nats". `every=True` prints the scores of all detectors,
+    otherwise only prev.
     """
     from tlspectral.heads.detectors import DETECTORS
     from tlspectral.tables.printed import printed
@@ -209,15 +220,17 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
 
 
 def _floors(floors: "pd.Series") -> str:
-    """Return the smallest possible p as text; a range if it differs between heads."""
+    """Return the smallest p that the controls of a sweep allow as text, such as "0.05"; a range if it differs
+    between heads. `floors` has one value per row.
+    """
     if floors.isna().all():
         return "unknown: no draw was found"
     return " to ".join(dict.fromkeys(f"{floor:.2g}" for floor in (floors.min(), floors.max())))
 
 
 def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":
-    """Return rows of the `top` strongest previous-token heads, and of as many random heads of their layers with prev <
-    0.1.
+    """Return the rows of the head table for the `top` heads with the highest previous-token score `prev`, and for as
+    many random heads of their layers with prev < 0.1.
     """
     import pandas as pd
 
@@ -227,7 +240,9 @@ def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":
 
 
 def _print_summary(summary: "pd.DataFrame") -> None:
-    """Print the statements of `summarize_sweep` about all heads, one line each, without its rank correlations."""
+    """Print a line for each statement of `summarize_sweep` about all heads: total effect, share of small effects,
+    ranks of heads with p. Other statements are left out.
+    """
     for row in summary[summary["size_control"] == "none"].itertuples():
         statement = str(row.statement)
         if statement not in _STATEMENTS:
@@ -241,8 +256,11 @@ def _print_summary(summary: "pd.DataFrame") -> None:
 
 
 def task_of_file(path: Path, places: Sequence[str] = ()) -> "Task":
-    """Return the task of a CSV file with the columns prompt, correct and wrong; `places` are columns of token
-    numbers.
+    """Return the `Task` of a CSV file with the columns prompt, correct and wrong (and counterfactual, if present): its
+    metric is the logit of the correct minus the wrong answer.
+
+    `places` are further columns, which hold a token number per prompt. Raises ValueError for a file that cannot be
+    read, and for missing, empty or misspelt columns.
     """
     import pandas as pd
 

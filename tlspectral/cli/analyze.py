@@ -74,12 +74,18 @@ def analyze(
 
     Example: tlspectral analyze models.txt gpt2 path/to/checkpoint -o many
 
+    The table has a row per head: spectral numbers of its query-key matrix (such as `D_head` and `dir_frac`, shares from
+    0 to 1) with their random null, and its mean attention on random repeated tokens (`prev`, `dup`, `ind`, 0 to 1).
+    `tlspectral show` prints it again, and `tls.tables.describe_columns()` explains all columns.
+
     With --no-detectors, a folder of safetensors or a hub model is read from its files layer by layer, without loading
     the model. --device or --dtype load it nevertheless.
 
     Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read. If a model
     fails, a file in FOLDER/failures says why, the next model follows, and the exit status is 1 at the end. The same
     command continues there: it tries failed models again and skips finished models. Several jobs may share FOLDER.
+
+    Not shown: what a head does on text, or whether the model needs it: see `tlspectral ablate`.
     """
     from tlspectral.heads.many_models import is_model_list
 
@@ -116,7 +122,9 @@ def analyze(
 
 
 def _refuse_of_many(**for_one: Any) -> None:
-    """Raise BadParameter for options that choose within one model, when several models are given."""
+    """Raise typer's BadParameter if one of these options of `analyze` has a value, because several models are given
+    and the option works for one model. Keywords are the options' names.
+    """
     for name, value in for_one.items():
         if value is not None:
             hint = ": with several models, -o keeps finished layers" if name == "folder" else ": leave it out"
@@ -124,7 +132,11 @@ def _refuse_of_many(**for_one: Any) -> None:
 
 
 def _analyze_many(models: list[str], output: Path | None, quiet: bool, **settings: Any) -> None:
-    """Write the dataset of several models, print their failures, and exit with 1 if any failed."""
+    """Analyse several models, write their dataset into the folder `output`, print failures, and exit with status 1 if
+    any model failed.
+
+    `settings` are arguments of `analyze_models`. Raises typer's BadParameter without a folder.
+    """
     if output is None:
         raise typer.BadParameter(
             "several models need a folder for their dataset: give -o FOLDER", param_hint="--output"
@@ -155,7 +167,10 @@ def verify(
 
     Example: tlspectral verify smollm2-135m
 
-    The exit status is 2 if they do not.
+    It prints the largest absolute error of each layer, in units of the score (logits). If an error exceeds its
+    tolerance, the message names the layer, and the exit status is 2.
+
+    Not shown: whether MLPs or values are read correctly; only scores before the softmax are compared.
     """
     import tlspectral
 

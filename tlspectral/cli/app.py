@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tlspectral.errors import MissingParts, TlspectralError, did_you_mean
+from tlspectral.errors import MissingParts, TlspectralError, did_you_mean, shown
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -21,12 +21,14 @@ MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, ti
 
 
 def choice(option: str, names: tuple[str, ...], text: str) -> Any:
-    """Return an option that accepts only some names; any other name is refused before the command begins."""
+    """Return a typer option with the flag `option` (such as "--dtype") and the help `text` that accepts only one of
+    `names`; any other value is refused before the command begins.
+    """
 
     def checked(value: str | None) -> str | None:
         if value is None or value in names:
             return value
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}{did_you_mean(value, names)}")
+        raise typer.BadParameter(f"{shown(value)} is none of {', '.join(names)}{did_you_mean(value, names)}")
 
     return typer.Option(
         option, metavar="|".join(names), help=text, callback=checked, autocompletion=lambda: list(names)
@@ -34,14 +36,18 @@ def choice(option: str, names: tuple[str, ...], text: str) -> Any:
 
 
 def _checked_device(name: str | None) -> str | None:
-    """Return the device's name; BadParameter if it is not a device."""
+    """Return the value of --device, such as "cuda:1", unchanged. Raises typer's BadParameter if it is not the name
+    of a device.
+    """
     if name is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name):
         raise typer.BadParameter(f"{name!r} is none of cpu, cuda, mps and xpu, alone or with a number as in cuda:1")
     return name
 
 
 def _hide_bars(context: Any, quiet: bool) -> bool:
-    """Switch off progress bars during the command if --quiet is given."""
+    """Switch off progress bars until the command ends if `quiet` is True; return `quiet`. `context` is the command's
+    click context.
+    """
     if quiet:
         from tlspectral.tables.progress import without_bars
 
@@ -50,7 +56,12 @@ def _hide_bars(context: Any, quiet: bool) -> bool:
 
 
 def _shared_out(context: Any, text: str | None) -> str | None:
-    """Let the command make the jobs of one shard ("3/16"), and record the command for `collect`."""
+    """Let the command make only the jobs of one process, given as `text` ("3/16", the value of --shard), and record the
+    command line for `collect`.
+
+    Return `text`; None changes nothing. `context` is the command's click context. Raises typer's BadParameter for other
+    texts.
+    """
     if text is None:
         return None
     from tlspectral.tables.job import sharing
@@ -131,7 +142,9 @@ _CONTENTS = {
 
 
 class _Commands(TyperGroup):
-    """A group that lists commands by subject and prints correctable errors as one line; --debug shows the traceback."""
+    """The click group of all commands: it lists them by subject, and prints errors that a user can correct as one
+    line with exit status 2. --debug shows the traceback.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in _CONTENTS.values() for name in names]
@@ -173,12 +186,19 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command `tlspectral` with the arguments of this process (sys.argv), then exit; it does not return.
+
+        tlspectral analyze smollm2-135m -o heads.parquet
+
+    The exit status is 0 for success, 1 for partial results (such as a model that failed), 2 for an error that the user
+    can correct, which is printed as one line on stderr, and 130 after an interrupt. `tlspectral --help` lists the
+    commands; in Python call the functions of `tlspectral` instead.
+    """
     app()
 
 
 def _print_version(wanted: bool) -> bool:
-    """Print the version and exit if --version is given."""
+    """If `wanted` (--version was given), print the version and exit; otherwise return False."""
     if wanted:
         typer.echo(f"tlspectral {__version__}")
         raise typer.Exit
@@ -192,11 +212,17 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """The spectrum of attention heads: one table row per head, against a matched random null."""
+    """The spectrum of attention heads: one table row per head, against a matched random null.
+
+    The options here stand before a command, as in: tlspectral --debug analyze smollm2-135m. They change nothing but
+    what is printed.
+    """
 
 
 def require_writable(output: Path) -> None:
-    """Raise an error for a path that cannot be written, before long work begins; missing parent folders are made."""
+    """Make the missing parent folders of the file `output`; raise IsADirectoryError or PermissionError if it cannot
+    be written. Called before long work begins.
+    """
     if output.is_dir():
         raise IsADirectoryError(f"{output} is a folder: give -o a file name in it")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -205,8 +231,8 @@ def require_writable(output: Path) -> None:
 
 
 def require_shared(folder: Path | None, option: str) -> None:
-    """Raise BadParameter for --shard without a folder that all shards see, before long work begins; `option` names the
-    folder.
+    """Raise typer's BadParameter if --shard was given but `folder` is None; `option` is the option that names the
+    folder, such as "--folder".
     """
     from tlspectral.tables.job import current_shard
 
@@ -215,8 +241,8 @@ def require_shared(folder: Path | None, option: str) -> None:
 
 
 def listed_heads(heads: str | None) -> list[str] | None:
-    """Return heads and layers from "L5H1,L7" as a list, or None; raises BadHead for a wrong name before a model is
-    loaded.
+    """Return the heads and layers in a text such as "L5H1,L7" as a list of names, or None for None. Raises BadHead
+    for a wrong name.
     """
     from tlspectral.selection import named_heads
 
@@ -226,7 +252,9 @@ def listed_heads(heads: str | None) -> list[str] | None:
 
 
 def require_table_file(output: Path | None) -> None:
-    """Raise an error for a table path of unknown type, or one that cannot be written, before long work begins."""
+    """Raise an error if a table cannot be written to the path `output`: unknown type (not .parquet or .csv), a
+    folder, or no permission. None passes. Called before long work begins.
+    """
     if output is None:
         return
     if not output.is_dir() and output.suffix.lower() not in (".parquet", ".csv"):
@@ -235,7 +263,8 @@ def require_table_file(output: Path | None) -> None:
 
 
 def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> None:
-    """Write the table to `output` if given, and print it as CSV or JSON rows if `form` is "csv" or "json".
+    """Write the table to the file `output` unless it is None, and print it if `form` is "csv" (with header) or "json"
+    (a list of rows).
 
     In printed tables NaN is empty (CSV) or null (JSON).
     """
@@ -249,7 +278,9 @@ def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> Non
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
-    """Save a figure; after an interrupt an older file at `path` is still there."""
+    """Save a matplotlib figure as the file `path`, in the format of its ending; after an interrupt an older file is
+    still there.
+    """
     from tlspectral.tables.atomic_writes import whole_file
 
     with whole_file(path) as partial:

@@ -13,13 +13,16 @@ from tlspectral.cli.app import app
 def collect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that the commands with --shard share.")],
 ) -> None:
-    """Make the tables of work that shards did, or list missing jobs (exit status 1).
+    """Make the tables of work that several processes (commands with --shard) did, or list missing jobs (exit status 1).
 
     Example: tlspectral collect sweep
 
-    If all jobs are there, the shards' command runs again without --shard, in the folder where it was given. It makes no
-    job, and writes and prints its results as without shards. If a Python function made the jobs, call it again: it
-    returns the table.
+    If all jobs are there, the command that had --shard runs again without it, in the folder where it was given. It
+    computes no job again, and writes and prints its table as without --shard. If a Python function made the jobs, call
+    it again: it returns the table.
+
+    It fails (exit status 2) if FOLDER has no work of shards. It does not show whether processes still run: a missing
+    job may be under way.
     """
     from tlspectral.tables.job import sharing
     from tlspectral.tables.sharing import Shard, noted_works, require_parts

@@ -25,7 +25,7 @@ HeadNames = Annotated[
 
 
 def _drawn(figure: Any, output: Path) -> None:
-    """Write a figure and print its path."""
+    """Write a matplotlib figure to the file `output`, and print its path."""
     write_figure(figure, output)
     typer.echo(str(output))
 
@@ -40,8 +40,11 @@ def _draw_heads(
     dtype: str | None,
     revision: str | None,
 ) -> None:
-    """Load a model, and write the figure that `draw(model, heads)` returns. Head names are checked before the model is
-    loaded.
+    """Load the model named `model`, call `draw(model, heads)`, and write the figure that it returns to the file
+    `output`.
+
+    `heads` is a text such as "L5H1,L6H9", which is checked before the model is loaded. `device`, `dtype` and `revision`
+    are passed to `load_model`.
     """
     require_writable(output)
     chosen = listed_heads(heads)
@@ -63,7 +66,10 @@ def plane(
 
     Example: tlspectral plane heads.parquet -o plane.png
 
-    The strongest previous-token heads get a ring and their name.
+    TABLE is written by `tlspectral analyze -o`. The figure has a dot per head, coloured by layer; both axes are shares
+    from 0 to 1, and a band shows random directions. The strongest previous-token heads get a ring and their name.
+
+    Not shown: what a head does; its place shows how its weights are arranged.
     """
     require_writable(output)
     from tlspectral import plots
@@ -81,6 +87,11 @@ def column_map(
     """Draw one column of a table as a map, layers down and heads across, with the three largest heads named.
 
     Example: tlspectral map heads.parquet D_head_z -o map.png
+
+    TABLE is written by `tlspectral analyze -o`. The figure has a cell per head; colour is the column's value in its
+    unit.
+
+    Not shown: whether a named head is unusual; the largest of many heads is large by chance too.
     """
     require_writable(output)
     from tlspectral import plots
@@ -95,9 +106,15 @@ def effects(
     table: TableFile,
     output: FigureOutput,
 ) -> None:
-    """Draw the effect of every head of a sweep with its error, beside every draw of its control.
+    """Draw the effect of every head of a sweep with its error, next to the effects of its controls.
 
     Example: tlspectral effects sweep.parquet heads.parquet -o effects.png
+
+    SWEEP is written by `tlspectral ablate -o`, TABLE by `tlspectral analyze -o`; heads are labelled with their
+    previous-token score from TABLE. A row per head shows the change of the measure without the part (nats for a loss),
+    its standard error and, if the sweep had --control random, the change by each random part.
+
+    Not shown: effects that survive a correction for the number of heads.
     """
     require_writable(output)
     from tlspectral import plots
@@ -115,6 +132,11 @@ def circuit(
     """Draw the largest edges: a graph from the embedding to the logits, or a matrix of senders and receivers.
 
     Example: tlspectral circuit edges.parquet -o circuit.png
+
+    EDGES comes from Python: tls.write_table(tls.edge_effects(model, ...), "edges.parquet"). Line width or colour is the
+    change of the metric when the edge is cut, in the metric's unit.
+
+    Not shown: whether other edges matter, or what the drawn edges do together; see `tls.faithfulness`.
     """
     require_writable(output)
     from tlspectral import plots
@@ -143,6 +165,10 @@ def patterns(
     """Draw the attention of heads on a prompt, side by side, queries down and keys across.
 
     Example: tlspectral patterns smollm2-135m "When Mary and John went out, John met" L5H1,L16H0 -o patterns.png
+
+    The figure has a panel per head; colour is the attention probability. The first key is left out by default.
+
+    Not shown: where the heads look on other prompts.
     """
     if sinks is not None:
         from tlspectral.heads.detectors.sinks import asked_for_sinks
@@ -166,9 +192,15 @@ def eigenvalues(
     dtype: DType = None,
     revision: Revision = None,
 ) -> None:
-    """Draw the eigenvalues of heads' query-key matrices in the complex plane, over 30 draws of their null.
+    """Draw the eigenvalues of heads' query-key matrices in the complex plane, over 30 random matrices with the same
+    singular values.
 
     Example: tlspectral eigenvalues smollm2-135m L5H1,L16H0 -o eigenvalues.png
+
+    The figure has a panel per head; its title gives D_head, the share of imaginary parts (0 to 1), of the head and of
+    the random matrices.
+
+    Not shown: what the head attends to, or the effect of rotary positions.
     """
 
     def draw(loaded: Any, chosen: Any) -> Any:
@@ -191,6 +223,11 @@ def kernel(
     """Draw the mean attention score of heads by the distance of the key.
 
     Example: tlspectral kernel smollm2-135m L5H1,L16H0 -o kernel.png
+
+    The figure has a panel per head: scores before the softmax (logits) on random tokens against the offset of the key,
+    from -20 to 0 tokens.
+
+    Not shown: whether distance alone decides; contents contribute to the mean.
     """
 
     def draw(loaded: Any, chosen: Any) -> Any:

@@ -36,7 +36,9 @@ _WARNING = (
 
 
 def _print_line(wanted: bool) -> bool:
-    """Print an example line of --prompts and exit if --example is given."""
+    """If `wanted` (--example was given), print an example line for a file of --prompts and exit; otherwise return
+    False.
+    """
     if wanted:
         from tlspectral.positional.ready_tasks import LINE
 
@@ -82,14 +84,22 @@ def positional(
     shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
-    """Score every head on a block task: does its attention keep its position, or follow the words that swap?
+    """Score every head on a task of blocks: when two blocks of a prompt swap, does its attention keep its position, or
+    follow the words?
 
     Example: tlspectral positional smollm2-135m -o out/positional
+
+    A block is one entry of a list in the prompt, such as a name with its object. Each head gets a positional score
+    s_pos (cosine, 1: attention stays at its positions), a symbolic score s_sym (cosine, 1: it follows the blocks) and
+    an exclusion index (0 symbolic, 1 positional). The command prints medians over heads and the five heads at both
+    ends. With -o it writes tables by head, query, list of blocks and rotary frequency as .parquet, and two figures.
 
     If the model answers the task in half of the prompts or fewer, a warning says so: use a task that the model answers.
     With -o, finished measurements are kept in FOLDER/runs, and the same command resumes from them. `tlspectral study
     positional-figures FOLDER` draws further figures from the tables in FOLDER; with --table TABLE it compares the
     scores with a table of heads.
+
+    Not shown: whether the answer depends on a head, or how the head behaves on other text.
     """
     require_shared(output, "--output")
     if output is not None:
@@ -129,8 +139,11 @@ def positional(
 
 
 def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
-    """Return the text about a run: task, settings, the model's answers, and median scores with their range over
-    lists.
+    """Return three or four lines about a run: task and settings, how often the model answers, and medians of the scores
+    over heads.
+
+    `heads` is a table of `positional_symbolic` by head, `by_list` the same by list of blocks, for the range of the
+    medians.
     """
     about, answers = heads.attrs, heads.attrs["answers"]
     of_lists = by_list.groupby("draw")[list(_SCORES)].median()
@@ -149,7 +162,11 @@ def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
 
 
 def _named_heads(heads: "pd.DataFrame") -> str:
-    """Return the heads at both ends of the exclusion index as text, with scores and errors."""
+    """Return text with the five most positional and the five most symbolic heads by the exclusion index: scores and
+    standard errors.
+
+    `heads` is a table of `positional_symbolic` by head.
+    """
     from tlspectral.tables.printed import printed
 
     names = ["name", *(column for score in (*_SCORES, "logit_std") for column in (score, f"{score}_se"))]

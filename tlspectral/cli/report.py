@@ -32,7 +32,9 @@ STRONGEST = 2
 
 
 def _further(function: str) -> Any:
-    """Return an option for parquet files of a further table; `function` is the function that makes it."""
+    """Return a typer option for parquet files of a further table; `function` is the function that makes it, for the
+    help text.
+    """
     return typer.Option(metavar="FILE", help=f"Parquet file of {function} for the same model.")
 
 
@@ -63,7 +65,7 @@ def report(
     shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write one page about a table of heads, or measure a model and write its tables and page into a folder.
+    """Write one HTML page about a table of heads, or measure a model and write its tables and page into a folder.
 
     Example: tlspectral report smollm2-135m -o smollm2
 
@@ -71,9 +73,11 @@ def report(
 
     Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
 
-    The page is for a browser, and loads nothing from a network. For a model it begins with the wall: all heads on a
-    sentence, and the answer's loss without each head. The answer is the model's own next token, or the answer of
-    --task; with eight prompts or more, changes have standard errors. The command prints the cost before it begins.
+    The page is for a browser, and loads nothing from a network. It shows the strongest heads, a grid of heads coloured
+    by any column, and a card per head. For a model it begins with walls. A wall is the attention of all heads on one
+    sentence and, for each head whose output is set to zero, the change of the probability of the model's own next
+    token, or with --task of the task's metric (logit of the correct minus the wrong answer). With eight distinct
+    prompts or more, changes have standard errors. The command prints the cost before it begins.
 
     With further tables of the same model, written by tlspectral.write_table, a click on a head opens its card with its
     rows of these tables. An option may be given several times.
@@ -83,6 +87,9 @@ def report(
     it is finished; then report.html. A table given as an option is not measured. The same command resumes from FOLDER,
     and refuses a folder of another model or seed. If the head table fails, the command stops. If another table fails,
     the command names it at the end, and the exit status is 1.
+
+    Not shown: why a head looks where it does, or what it does on other text. Other heads may replace a removed head,
+    and the largest of many changes are large partly by chance.
     """
     from_table = Path(source).suffix == ".parquet"
     of_walls: dict[str, Any] = {"prompt": prompt, "task": task, "no-removal": no_removal, "control": control}
@@ -131,9 +138,12 @@ def _measured(
     seed: int,
     quiet: bool,
 ) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
-    """Return the head table of a model, and a dict of its walls and other tables, except those in `given`.
+    """Return (head table, dict from name to walls and other tables) of a model; tables are read from `folder`, or made
+    and stored there.
 
-    Errors of tables other than the heads go to `failures` by name.
+    `given_tables` are names of tables that are not made. `walls` maps names to jobs that measure all heads on a
+    sentence. Errors of tables other than the heads are added to `failures` by name and printed. `quiet=True` does not
+    print what will be measured.
     """
     from tlspectral.models.reading import attention_view
     from tlspectral.tables.job import Job, JobFailure, sharing
@@ -181,7 +191,9 @@ def _measured(
 
 
 def _makers(model: Any, seed: int, layers: Path) -> "dict[str, Callable[[], pd.DataFrame]]":
-    """Return a dict from table name to a function that makes the table; `layers` is the folder for finished layers."""
+    """Return a dict from table name, such as "kernels", to a function without arguments that makes the table;
+    `layers` is the folder for finished layers.
+    """
     import tlspectral
     from tlspectral.heads import kernel_prediction
     from tlspectral.positional import BindingTask
@@ -199,8 +211,8 @@ def _makers(model: Any, seed: int, layers: Path) -> "dict[str, Callable[[], pd.D
 
 
 def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
-    """Return the table of directions in words for the strongest heads of each detector, for queries and keys and for
-    values.
+    """Return the table of `head_directions` (words for singular directions) for the two strongest heads of each
+    detector in the head table, for queries and keys and, in decoders, for values.
     """
     import tlspectral
     from tlspectral.models.reading import attention_view

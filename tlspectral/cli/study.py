@@ -14,7 +14,9 @@ _GROUP = "tlspectral.studies"
 
 
 class _StudyCommands(TyperGroup):
-    """The commands of all installed studies, in the order in which their packages list them."""
+    """The click group of the commands of all installed studies, in the order in which their packages list them.
+    Raises typer's BadParameter if no study is installed.
+    """
 
     @cached_property
     def _mounted(self) -> dict[str, Any]:
@@ -35,7 +37,10 @@ study = typer.Typer(cls=_StudyCommands, no_args_is_help=True, rich_markup_mode=N
 
 @study.callback(short_help="published numbers, trained models: the three papers")
 def _about() -> None:
-    """Studies of three papers: published numbers computed again, models trained from scratch, their figures."""
+    """Run a study of one of three papers: compute published numbers again, train models from scratch, draw the figures.
+
+    Without a command this prints the list of studies. tlspectral study COMMAND --help says what a study writes.
+    """
 
 
 app.add_typer(study, name="study")

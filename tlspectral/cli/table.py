@@ -24,6 +24,12 @@ def show(
     """Print the heads that stand out in a table.
 
     Example: tlspectral show heads.parquet --top 10
+
+    TABLE is written by `tlspectral analyze -o`. The text gives model and settings, the heads with the highest score of
+    each detector (mean attention, 0 to 1), the heads whose rotational share D_head (0 to 1) is furthest from its random
+    null, and how many heads could not be computed.
+
+    Not shown: whether the model needs a head; the first of many heads stand out by chance too.
     """
     typer.echo(summary(read_heads(table), top))
 
@@ -43,8 +49,12 @@ def compare(
 
     Example: tlspectral compare ./base-model ./tuned-model
 
-    For two tables, it lists differences of 0.02 or more that noise does not explain. For two models, it makes their
-    tables first, as by analyze, and also lists how much the query-key and output matrices of each head differ.
+    For two tables, it lists differences (TUNED less BASE) of 0.02 or more that exceed twice their standard deviation by
+    sampling. For two models, it makes their tables first, as by analyze, and also lists how much the query-key and
+    output matrices of each head differ, relative to BASE. -o writes a table with a row per head.
+
+    Not shown: whether a difference changes the model's answers. Heads of two separate trainings are unrelated, so their
+    differences mean nothing.
     """
     require_table_file(output)
     from tlspectral import compare_heads
@@ -65,7 +75,9 @@ def compare(
 
 
 def _table_or_model(name: str) -> Any:
-    """Return the table in a file, or the name itself if it is not a table file."""
+    """Return the head table in the file `name` as a DataFrame, or `name` itself if it is not a table file, so that
+    it names a model.
+    """
     path = Path(name).expanduser()
     if path.suffix.lower() in (".parquet", ".parq", ".pq", ".csv") or (path.is_file() and path.suffix != ".gguf"):
         return read_heads(path)

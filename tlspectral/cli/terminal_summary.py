@@ -12,7 +12,7 @@ _BESIDE = {"D_head_null_mean": "null mean", "D_head_null_pct": "null at or below
 
 
 def read_heads(path: Path) -> "pd.DataFrame":
-    """Read a table of heads. Raises ValueError if the file holds another table."""
+    """Return the head table in a parquet file as a DataFrame. Raises ValueError if the file holds another table."""
     from tlspectral.tables import read_table
     from tlspectral.tables.schema import require
 
@@ -22,7 +22,9 @@ def read_heads(path: Path) -> "pd.DataFrame":
 
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
-    """Return the text of `show`: model, strongest heads per detector, heads furthest from their null, and statuses."""
+    """Return the text that `tlspectral show` prints about a head table: model, the `top` heads per detector, the
+    `top` heads furthest from their null, and numbers of statuses.
+    """
     from tlspectral.tables.detector_columns import DETECTORS
     from tlspectral.tables.head_columns import column_title
 
@@ -50,8 +52,10 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
 
 
 def changes(comparison: "pd.DataFrame", top: int) -> str:
-    """Return the text of `compare`: the models, what was left out, and the heads that changed most in behaviour and
-    spectrum.
+    """Return the text that `tlspectral compare` prints: the models, what was left out, and the `top` heads that changed
+    most in behaviour and spectrum.
+
+    `comparison` is a table of `compare_heads`.
     """
     import pandas as pd
 
@@ -85,8 +89,10 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
 
 
 def _weights(comparison: "pd.DataFrame", top: int) -> list[str]:
-    """Return the lines of `compare` about weights: layers with equal and different hashes and, for two models, the
-    matrices.
+    """Return lines of text about weights: which layers have equal and different hashes and, if models were compared,
+    the `top` heads whose matrices differ most.
+
+    `comparison` is a table of `compare_heads`.
     """
     from tlspectral.heads.comparison import layers_named
     from tlspectral.tables.printed import printed
@@ -118,7 +124,9 @@ _SHOWN = (
 
 
 def _provenance(heads: "pd.DataFrame") -> str:
-    """Return the lines about the model, its size, settings by their names in `attrs`, and the self-check."""
+    """Return lines of text about a head table: model, numbers of heads and layers, settings by their names in
+    `attrs`, and the self-check.
+    """
     from tlspectral.report.sections import said
 
     attrs = heads.attrs
@@ -131,7 +139,9 @@ def _provenance(heads: "pd.DataFrame") -> str:
 
 
 def random_heads(heads: "pd.DataFrame") -> list[str]:
-    """Return a list with the line about D_head and dir_frac of random heads; empty for a table without a null."""
+    """Return a list with one line of text: the median D_head and dir_frac of random heads. It is empty for a head
+    table without a null.
+    """
     from tlspectral.tables.head_columns import column_title, null_band
 
     bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
@@ -140,8 +150,8 @@ def random_heads(heads: "pd.DataFrame") -> list[str]:
 
 
 def self_check(attrs: dict[Any, Any]) -> str:
-    """Return a line with the error of the query-key matrices against the model's own scores, from the table's
-    `attrs`.
+    """Return a line of text with the error of the query-key matrices against the model's own scores, from the
+    `attrs` of a head table.
     """
     from tlspectral.report.sections import said
 
@@ -149,7 +159,9 @@ def self_check(attrs: dict[Any, Any]) -> str:
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
-    """Return columns of heads as aligned text with titles in three lines; NaN and a missing column are a dash."""
+    """Return columns of the head table as aligned text, a line per head below titles in three lines; NaN and a
+    missing column are a dash.
+    """
     import pandas as pd
 
     from tlspectral.selection import head_name
@@ -172,7 +184,7 @@ def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
 
 
 def _statuses(heads: "pd.DataFrame") -> str:
-    """Return a line with the number of heads of each status."""
+    """Return a line of text with the number of heads for each value of the column status."""
     if "status" not in heads:
         return "status: not in this table"
     odd = heads.loc[heads["status"] != "ok", "status"].value_counts()

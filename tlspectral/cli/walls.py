@@ -38,10 +38,12 @@ Control = Annotated[
 
 @dataclass(frozen=True)
 class WallJob:
-    """A wall to be measured: all heads on a sentence (or on a task), and the answer without each head.
+    """A wall to be measured: attention of all heads on a sentence (or on a task's first prompt), and the change of the
+    answer without each head.
 
-    removal: whether the answer is measured without each head. control: whether every change is compared with other
-    heads of its layer. asked: whether the user gave this sentence or task.
+    model: the loaded model. prompt: text or token ids, None with a task. task: prompts with answers, or None. removal:
+    whether the answer is measured without each head. control: whether every change is compared with other heads of its
+    layer. asked: whether the user gave this sentence or task.
     """
 
     model: Any
@@ -52,21 +54,23 @@ class WallJob:
     asked: bool
 
     def table(self) -> "pd.DataFrame":
-        """Measure the wall and return it as a table."""
+        """Measure the wall, and return it as a DataFrame with a row per head: attention, and effects of removing the
+        head.
+        """
         from tlspectral.hooks import wall
 
         control = "random" if self.control else None
         return wall(self.model, self.prompt, task=self.task, removal=self.removal, control=control).table()
 
     def check(self) -> None:
-        """Raise an error, before the long work, for a sentence that cannot be read or is too long for the page."""
+        """Raise an error, before the long work, if the sentence cannot be read or is too long for the page."""
         from tlspectral.hooks import wall
         from tlspectral.report.wall_section import require_room
 
         require_room(wall(self.model, self.prompt, task=self.task, removal=False))
 
     def seconds(self) -> float:
-        """Return an estimate of the CPU seconds that measuring this wall takes; 0 if no head is removed."""
+        """Return an estimate of the CPU seconds that measuring without each head takes; 0 if no head is removed."""
         from tlspectral.hooks.head_wall import removal_seconds
         from tlspectral.models.reading import attention_view
 
@@ -78,8 +82,11 @@ class WallJob:
 def wall_jobs(
     model: Any, prompts: Sequence[str], task_file: Path | None, *, removal: bool, control: bool
 ) -> dict[str, WallJob]:
-    """Return a dict from file name to job for all given sentences and the task file; without any, for the default
-    sentences.
+    """Return a dict from file name to `WallJob`, one per sentence and one for the task file; if neither is given, for
+    the default sentences.
+
+    A wall is the attention of all heads on a sentence, and the change of the answer without each head. `removal=False`
+    leaves the changes out; `control=True` compares every change with other heads of its layer.
     """
     from tlspectral.hooks.head_wall import first_sentences
     from tlspectral.models.running.text import file_text
@@ -98,7 +105,9 @@ def wall_jobs(
 
 
 def say_cost(jobs: Sequence[WallJob]) -> None:
-    """Print the cost of the walls in CPU seconds, estimated from one run of each."""
+    """Print how many CPU seconds measuring each sentence without each head will take, estimated from one run of
+    each; print nothing if no head is removed.
+    """
     seconds = [job.seconds() for job in jobs]
     if any(seconds):
         each = ", ".join(f"about {cost:.0f}" if cost >= 1 else "under 1" for cost in seconds)
@@ -121,12 +130,16 @@ def wall(
     dtype: DType = None,
     revision: Revision = None,
 ) -> None:
-    """Draw the attention of all heads on a sentence, with a bar for the answer's loss without each head.
+    """Draw the attention of all heads on a sentence, with a bar for the change of the answer without each head.
 
     Example: tlspectral wall smollm2-135m --prompt "When Mary and John met, John gave a drink to" -o wall.png
 
-    The answer is the model's own next token, or the answer of --task. A frame shows the head's kind on random repeated
-    tokens. tlspectral report makes the same as a page, on which a click opens a head.
+    The figure has a square per head: queries down, keys across, colour the attention probability. The bar below is the
+    change when the head's output is set to zero: of the probability of the model's own next token, or of the metric of
+    --task. A frame shows the head's kind on random repeated tokens. `tlspectral report` makes the same as a page, on
+    which a click opens a head.
+
+    Not shown: where a head looks on other sentences, or whether other heads replace it.
     """
     require_writable(output)
     if prompt is not None and task is not None:

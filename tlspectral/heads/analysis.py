@@ -11,7 +11,8 @@ from typing import Any, Literal
 import pandas as pd
 import scipy.stats
 
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.heads.loaded import DETECTORS, OF_ACTIVATIONS, LoadedLayers
 from tlspectral.heads.streamed import streamed_layers
@@ -33,6 +34,7 @@ _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 _PACKAGES = ("transformer-lens", "transformers", "torch", "numpy", "scipy")
 
 
+@checked_settings
 def analyze_heads(
     model: Any,
     *,
@@ -62,22 +64,25 @@ def analyze_heads(
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path for `load_model`.
             With `detectors=False`, a name is read from its files layer by layer.
-        heads: as in `ablate`. Default: all. `D_head_pct` is then the percentile among these heads.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all. `D_head_pct` is the percentile among these heads.
         null_draws: random matrices per head, 2 or more. 100 rank heads; statements about all heads need 300.
-        null_blocks: "shared" uses the same random directions for all heads; "fresh" is needed for statements about all
-            heads.
+        null_blocks: "shared" (the same random directions for all heads), or "fresh" for statements about all heads.
         null_dtype: precision of the null's eigenvalues, "float32" (where its rounding does not matter) or "float64".
-        detectors: also run the model on repeated sequences (`detect_heads`).
-        n_sequences, max_se: as in `detect_heads`.
-        prompts: in any form of `Task`, for the check, `outside_m` and two extras. Default: 24 random ids.
-        extras: further columns: "score_asym", "position_share", "content_scale".
+        detectors: True also runs the model on random sequences that repeat a segment.
+        n_sequences, max_se: number of them at most; the run stops once all standard errors are below `max_se`.
+        prompts: strings, token ids [batch, pos] or a tokenizer's batch, for check and extras. Default: 24 random ids.
+        extras: more columns: "score_asym", "position_share" (learned positions), "content_scale" (latent attention).
         folder: keeps a file per layer; the same call resumes from it.
         n_jobs: threads for a loaded model (1: all cores); processes for a model that is read from files.
         seed: seed of the null and of the detectors.
 
     Returns:
-        DataFrame sorted by layer and head. `tls.tables.describe_columns()` lists its columns; NaN means not computed or
-        without meaning. `attrs` hold model, weights, versions, settings, checks and hooks of yours (`user_hooks`).
+        DataFrame sorted by layer and head. Main columns: `D_head` (Σ|Im λ| / Σ|λ|, the eigenvalues λ of M = W_Q W_K^T)
+        and `dir_frac` (‖M_A‖ / ‖M‖, M_A the antisymmetric part), from 0 to 1, with their null (`D_head_null_mean`,
+        `D_head_z`, ...); `rope_imag_frac` (share of phase); `prev`, `dup`, `ind` (mean attention); `copying`.
+        `tls.tables.describe_columns()` explains all. NaN: not computed or without meaning. `attrs` hold model, hashes,
+        settings, check and your hooks.
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read.
@@ -90,7 +95,7 @@ def analyze_heads(
     extras = tuple(extras)
     unknown = [name for name in extras if name not in _EXTRAS]
     if unknown:
-        raise ValueError(f"unknown extras {unknown}: give some of {', '.join(_EXTRAS)}")
+        raise ValueError(f"unknown extras {shown(unknown)}: give some of {', '.join(_EXTRAS)}")
     null = NullSettings(seed, null_draws, null_blocks, null_dtype)
     require_max_se(max_se)
     with open_layers(model, load=detectors, report_hooks=True) as source:
@@ -146,7 +151,8 @@ def analyze_heads(
 
 
 def require_table_of(view: AttentionView, heads: pd.DataFrame) -> None:
-    """Raise ValueError unless a head table (of all or some layers) was made from this model's weights.
+    """Raise ValueError unless the head table `heads` (of all or some layers) was made from the weights of the model in
+    `view`.
 
     Weights are compared by hash, or by name and revision where a hash is missing. A table without `attrs` passes.
     """

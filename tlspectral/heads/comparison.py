@@ -45,6 +45,12 @@ _WIDTH = 2.0  # standard deviations
 
 
 def _change(family: str, unit: str) -> tuple[Column, ...]:
+    """Return two `Column`s (name, unit and meaning of a column of `compare_heads`): `<family>_of` and
+    `<family>_change`.
+
+    `<family>_of` is the column that changed most, `<family>_change` its change. family: "behaviour" or "spectrum".
+    unit: unit of the change, as text.
+    """
     return columns(f"""
         {family}_of     | label  | Column of {family} with the largest difference beyond its band and the floor; missing
                         |        | where none is.
@@ -53,6 +59,11 @@ def _change(family: str, unit: str) -> tuple[Column, ...]:
 
 
 def _compared(name: str) -> tuple[Column, ...]:
+    """Return the `Column`s (name, unit and meaning) that `compare_heads` makes from the head-table column `name`.
+
+    These are `<name>_a`, `<name>_b` (values), `<name>_diff` (b less a) and, for columns with known noise, `<name>_band`
+    (2 standard deviations) and `<name>_outside` (True beyond the band).
+    """
     unit = COLUMNS[name].unit
     values = columns(f"""
         {name}_a?    | {unit} | {name} of the head in table a.
@@ -104,16 +115,24 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
     [['L1H1', 2.0], ['L0H0', 0.0]]
 
     Args:
-        a, b: a model and a changed copy, in any form of `analyze_heads`; or two tables of `analyze_heads` with equal
-            settings. For models the tables are made here, which takes as long as two calls of `analyze_heads`.
+        a, b: a model and a changed copy, each a TransformerBridge, a HookedTransformer, a model of transformers, or a
+            name or path; or two tables of `analyze_heads` with equal settings. For models the tables are made here,
+            which takes as long as two calls of `analyze_heads`.
 
     Returns:
         DataFrame with a row per head that both have, the most changed first: by the larger of `qk_change` and
-        `ov_change` for models, by `change_rank` for tables. It begins with `layer, head, name, change_rank,
-        behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`, for models
-        also `qk_change, ov_change`. `behaviour_of` and `spectrum_of` name the column that changed most, beyond its
-        noise and at least 0.02. Then, for each compared column, `<column>_a, <column>_b, <column>_diff` and, with
-        known noise, `<column>_band, <column>_outside`. `attrs["weights"]`: layers whose weights differ.
+        `ov_change` for models, by `change_rank` for tables. Its columns:
+
+        * `layer, head, name`, and `change_rank` (1 for the most changed by `behaviour_rank` or `spectrum_rank`).
+        * `behaviour_of`: which of `prev`, `dup`, `ind` changed most. `behaviour_change`: b less a (attention). Missing
+          if no change exceeds its noise and 0.02. `spectrum_of` and `spectrum_change`: the same for `dir_frac`,
+          `D_head`, `henrici` (shares). `behaviour_rank` and `spectrum_rank` rank heads by these changes.
+        * `qk_change`, `ov_change`, for models only: the norm of the change of the query-key operator, and of W_V W_O,
+          over the norm in model a.
+        * for each compared column of the head table: `<column>_a`, `<column>_b`, `<column>_diff` and, with known noise,
+          `<column>_band` (2 standard deviations) and `<column>_outside` (True beyond it).
+
+        `attrs["weights"]`: layers whose weights differ.
 
     Raises:
         ValueError: models without a common basis (two trainings from scratch), different architectures or settings, no
@@ -143,7 +162,11 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
 
 
 def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChanges | None) -> pd.DataFrame:
-    """Return the table of `compare_heads` from two head tables, and the changes of operators (None for tables)."""
+    """Return the table of `compare_heads`, a new DataFrame with a row per head, made from the head tables `a` and `b`.
+
+    `operators` adds the columns `qk_change` and `ov_change`, by which the rows are then sorted; None: only tables are
+    known. Raises ValueError for tables that cannot be compared.
+    """
     first, second = _checked(a, "a"), _checked(b, "b")
     first, second, alone = _shared_heads(first, second, a, b)
     settings = _same_settings(a, b)
@@ -206,7 +229,10 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
 
 
 def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
-    """Warn of layers whose weights differ although none of their heads has a rank."""
+    """Warn (UserWarning) of layers whose weights differ although none of their heads has a `change_rank` in `table`.
+
+    `weights["differ"]` lists the layers whose hashes differ between models a and b. Nothing is returned.
+    """
     ranked = {*table.loc[table["change_rank"].notna(), "layer"]}
     unseen = [layer for layer in weights.get("differ", []) if layer in {*table["layer"]} - ranked]
     if unseen:
@@ -219,7 +245,7 @@ def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
 
 
 def layers_named(layers: list[int]) -> str:
-    """Return layers in words: "layer 1", "layers 0, 2"; for more than eight, the number and the first eight."""
+    """Return the layers as text: "layer 1", "layers 0, 2"; for more than eight, their number and the first eight."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
     shown = ", ".join(map(str, layers[:8]))
@@ -227,7 +253,11 @@ def layers_named(layers: list[int]) -> str:
 
 
 def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
-    """Return the columns whose meaning differs between the tables, with the reason; warn of each."""
+    """Return a dict from column to reason, as text: columns whose meaning a later release changed after only one of the
+    head tables `a` and `b` was made.
+
+    Such columns are not compared; a warning says so for each.
+    """
     older = {side: other_meanings(table) for side, table in (("a", a), ("b", b))}
     reasons = {}
     for side, opposite in (("a", "b"), ("b", "a")):
@@ -240,9 +270,10 @@ def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
 
 
 def _checked(heads: pd.DataFrame, side: str) -> pd.DataFrame:
-    """Return a head table sorted by layer and head. Raise ValueError unless it has all columns and attrs.
+    """Return a copy of the head table `heads`, sorted by layer and head. `side` ("a" or "b") names the table in
+    messages.
 
-    `side` ("a" or "b") names the table in messages.
+    Raises ValueError unless it has the columns and attrs that `compare_heads` needs, and each head once.
     """
     require(heads, (*_HEAD, *_ARCHITECTURE, *COMPARED_COLUMNS), "analyze_heads", name=f"table {side}")
     if heads.duplicated(_HEAD).any():
@@ -259,7 +290,12 @@ def _checked(heads: pd.DataFrame, side: str) -> pd.DataFrame:
 def _shared_heads(
     first: pd.DataFrame, second: pd.DataFrame, a: pd.DataFrame, b: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int]]:
-    """Return the rows of the heads that both tables have, and how many heads only one has."""
+    """Return the rows of the heads that both tables have, of the first and of the second table, and the number of other
+    heads.
+
+    `first` and `second` are sorted copies of tables `a` and `b`, whose attrs name the models. The last result is `{"a":
+    heads only in a, "b": heads only in b}`. Raises ValueError for no common head or for another architecture.
+    """
     names = f"{a.attrs['model']} (a) and {b.attrs['model']} (b)"
     index_a, index_b = (pd.MultiIndex.from_arrays([table["layer"], table["head"]]) for table in (first, second))
     alone = {"a": int((~index_a.isin(index_b)).sum()), "b": int((~index_b.isin(index_a)).sum())}
@@ -281,7 +317,9 @@ def _shared_heads(
 
 
 def _lacking(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, str]:
-    """Return the columns that have values in only one of the tables, with the reason."""
+    """Return a dict from column to reason, such as "no value in a": compared columns that are all NaN in only one of
+    the head tables `first` (a) and `second` (b).
+    """
     reasons = {}
     for name in COMPARED_COLUMNS:
         without = [side for side, table in (("a", first), ("b", second)) if table[name].isna().all()]
@@ -291,9 +329,10 @@ def _lacking(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, str]:
 
 
 def _noise(name: str, first: pd.DataFrame, second: pd.DataFrame) -> tuple[str | None, list[np.ndarray]]:
-    """Return the source of a column's noise and its standard deviations in both tables; (None, []) without noise.
+    """Return the source of a column's noise, and a list of its standard deviations per head in the first and second
+    table.
 
-    The source is "null" or "standard error over sequences".
+    The source is "null" or "standard error over sequences". (None, []) if the column `name` has neither in both tables.
     """
     for kind, column in (("null", f"{name}_null_std"), ("standard error over sequences", f"{name}_se")):
         if all(column in table and table[column].notna().any() for table in (first, second)):
@@ -304,10 +343,11 @@ def _noise(name: str, first: pd.DataFrame, second: pd.DataFrame) -> tuple[str | 
 def _largest(
     names: list[str], compared: dict[str, Any], count: int
 ) -> tuple[list[str | None], Float64[np.ndarray, " heads"]]:
-    """Return, for each head, the column that changed most and its difference.
+    """Return, for each of `count` heads, the column that changed most and its change: a list of names and an array of
+    differences (b less a).
 
-    Only differences beyond their band and of `CHANGE_FLOOR` or more count; without any, the column is None and the
-    difference NaN.
+    `names` are the columns to choose from; `compared` has `<name>_diff` and `<name>_outside` for each. Only differences
+    beyond the noise band and of at least 0.02 count; without any, the name is None and the difference NaN.
     """
     differences, sizes = [np.full(count, np.nan)], [np.zeros(count)]  # zeros: the largest where nothing counts
     for name in names:
@@ -320,16 +360,22 @@ def _largest(
 
 
 def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
-    """Rank heads by the better of their ranks, then by the worse; NaN for a head without a rank."""
+    """Return a Series with a rank for each head, 1 the best: by the better of its ranks in the columns of `ranks`, ties
+    by the worse.
+
+    `ranks` has a row per head. NaN for a head without a rank.
+    """
     last = len(ranks) + 1
     ordered = np.sort(ranks.fillna(last).to_numpy(), axis=1)
     return pd.Series(ordered[:, 0] * (last + 1) + ordered[:, 1]).where(ordered[:, 0] < last).rank(method="min")
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
-    """Return the settings that head tables a and b share: seed, null and detectors, from their attrs.
+    """Return the settings with which head tables a and b were both made: a dict `seed`, `null_draws`, `null_blocks`,
+    `detectors`.
 
-    Raises ValueError if they differ.
+    `detectors` has the settings of the detectors, None if a table has no detectors. Raises ValueError for settings that
+    differ.
     """
     settings = {key: _same_value(key, a.attrs[key], b.attrs[key]) for key in _SETTINGS}
     _same_value("extra content_scale, which changes M,", *("content_scale" in table for table in (a, b)))
@@ -347,9 +393,12 @@ def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
 
 
 def _same_value(key: str, of_a: Any, of_b: Any) -> Any:
-    """Return the value of a setting; raise ValueError if tables a and b differ in it."""
+    """Return the value of the setting `key`, which must be equal in tables a and b. Raise ValueError if `of_a` differs
+    from `of_b`.
+    """
     if of_a != of_b:
         raise ValueError(
-            f"the tables were made with different settings: {key} is {of_a} in a and {of_b} in b; make both alike"
+            f"the tables were made with different settings: {key} is {of_a} in a and {of_b} in b; make both by "
+            "analyze_heads with equal arguments"
         )
     return of_a

@@ -57,22 +57,23 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
     >>> model = tls.load_model("tiny-rope")
     >>> tls.k_composition(model, "L1H0.k")["name"].iloc[0]  # the head that feeds its keys best
     'L0H3'
-    >>> tls.k_composition(model).nlargest(3, "score")["name"].tolist()  # the senders of the three strongest pairs
+    >>> tls.k_composition(model).nlargest(3, "score")["name"].tolist()  # senders of the top three pairs
     ['L0H3', 'L0H3', 'L0H3']
 
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. Folders of
             safetensors and hub models are read layer by layer, without loading.
-        receiver: the input that is fed: `"L5H1.k"` (keys), `"L5H1.q"` (queries), `"L5H1.v"` (values) or a `Receiver`. A
-            head alone ("L5H1", (5, 1), a table row) means its keys. Default: the keys of every head, all pairs in one
-            pass.
+        receiver: the input that is fed: `"L5H1.k"` (keys), `"L5H1.q"` (queries) or `"L5H1.v"` (values). A head alone
+            ("L5H1", (5, 1), a table row) means its keys. Default: the keys of every head, all pairs in one pass.
 
     Returns:
-        DataFrame, best sender first; empty for a receiver in layer 0. With `receiver=None`: a row per sender and
-        receiver, receivers in the order of the model. Columns: `layer, head, name, receiver?, receiver_layer?,
-        receiver_head?, score, chance, rank`. `score` is ||M OV^T|| / (||M|| ||OV||) for keys, with M the receiver's
-        query-key operator, OV the sender's W_V W_O and Frobenius norms. `chance` is the score of random operators.
-        `attrs` hold where the model came from, with hashes of the layers read.
+        DataFrame with a row per sender (`layer, head, name`), best first; empty for a receiver in layer 0. With
+        `receiver=None`: a row per sender and receiver, receivers in the order of the model. Columns: `layer, head,
+        name, receiver?, receiver_layer?, receiver_head?, score, chance, rank`. `score`, between 0 and 1, is ||M OV^T||
+        / (||M|| ||OV||) with Frobenius norms: M is the receiver's query-key operator (for queries its transpose, for
+        values its own W_V W_O), OV the sender's W_V W_O. `chance` = 1 / sqrt(d_model) is the score of random operators.
+        `rank` is 1 for the best sender of a receiver. `attrs` hold where the model came from, with hashes of the layers
+        read.
 
     Raises:
         BadHead: the head does not exist, or the receiver is a group of heads (`"L5KV0.k"`), which has several
@@ -119,10 +120,11 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
 def _ranked(
     scores_of_layers: list[tuple[int, int, Float64[np.ndarray, "receivers heads"]]], chosen: dict[int, list[int]]
 ) -> pd.DataFrame:
-    """Return a table with a row per score; the senders of each receiver are sorted and ranked by falling score.
+    """Return a table with a row per score; the senders of each receiver are sorted by falling score and ranked from 1.
 
-    `scores_of_layers` has (layer of the receivers, layer of the senders, scores) for each pair of layers; `chosen` has
-    the receivers' heads by layer.
+    `scores_of_layers` has (layer of the receivers, layer of the senders, scores [receivers, senders]) for each pair of
+    layers; `chosen` has the receivers' heads by layer. Columns: receiver_layer, receiver_head, layer, head, score,
+    rank.
     """
     places = [np.empty((4, 0), dtype=np.int64)]
     for receiver_layer, layer, scores in scores_of_layers:
@@ -140,9 +142,11 @@ def _ranked(
 
 @contextmanager
 def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
-    """Yield the parameters of a layer, from a loaded model or from its files; valid only in the context.
+    """Open layer `index` of a loaded model or of weight files (`source`): yield its parameters, a `RawAttention` (W_Q,
+    W_K, W_V, W_O, biases, norms).
 
-    `matrices` says which weights are read from files: "query-key" or "output".
+    `matrices` says which weights are read from files: "query-key" (W_Q, W_K) or "output" (W_V, W_O). Weights read from
+    files are freed when the `with` block ends.
     """
     if isinstance(source, AttentionView):
         yield source.raw(index)
@@ -154,10 +158,11 @@ def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrice
 def composition_into(
     view: AttentionView, layer: int, heads: list[int], read: Input, earlier: Iterable[int]
 ) -> dict[int, Float64[Tensor, "receivers heads"]]:
-    """Return the scores of `k_composition` between heads of one layer and all heads of some earlier layers.
+    """Return the composition scores of some heads of layer `layer` with all heads of each earlier layer in `earlier`.
 
-    `heads` are the receivers, ascending, and `read` is their input: "q", "k" or "v". The result is a dict from earlier
-    layer to a tensor.
+    `view` is the open model. `heads` are the receivers, ascending. `read` is the input that is fed: "q", "k" or "v". A
+    score is ||M OV^T|| / (||M|| ||OV||), with M the operator by which the receiver reads and OV the sender's W_V W_O.
+    The result is a dict from earlier layer to a tensor [receivers, senders].
     """
     with one_thread():
         readings = _readings(view.raw(layer), layer, heads, read)
@@ -170,8 +175,8 @@ class _Readings(NamedTuple):
     An orthogonal matrix on the right is left out, because it does not change a norm.
 
     Attributes:
-        factors: the factors of all groups of heads, side by side.
-        triangles: for each factor, the triangles of the heads that share it.
+        factors: the factors of all groups of heads that share keys, side by side.
+        triangles: for each factor, the triangular matrices R of the heads that use it.
     """
 
     factors: Float64[Tensor, "d_model columns"]
@@ -179,7 +184,11 @@ class _Readings(NamedTuple):
 
 
 def _readings(raw: RawAttention, layer: int, heads: list[int], read: Input) -> _Readings:
-    """Return how heads of a layer (ascending) read the residual stream. `read` is their input: "q", "k" or "v"."""
+    """Return the operators by which `heads` (ascending) of layer `layer` read the residual stream, scaled to norm 1, as
+    `_Readings` (`.factors`, `.triangles`).
+
+    `raw` has the parameters of the layer. `read` is the input of a head: "q", "k" or "v".
+    """
     factors, triangles = [], []
     for group_heads, group in key_value_groups(raw):
         rows = [head - group_heads.start for head in heads if group_heads.start <= head < group_heads.stop]
@@ -200,12 +209,12 @@ def _readings(raw: RawAttention, layer: int, heads: list[int], read: Input) -> _
 
 
 def _triangle(factor: Float64[Tensor, "heads rows columns"]) -> Float64[Tensor, "heads m columns"]:
-    """Return R of the QR decomposition of each head's factor."""
+    """Return R of the QR decomposition of each head's factor, a tensor [heads, min(rows, columns), columns]."""
     return torch.linalg.qr(factor, mode="r").R
 
 
 def _written(raw: RawAttention, layer: int) -> Float64[Tensor, "heads m d_model"]:
-    """Return W_V W_O of each head of a layer, scaled to norm 1.
+    """Return W_V W_O of each head of layer `layer`, scaled to norm 1. `raw` has the parameters of the layer.
 
     An orthogonal matrix on the left is left out (it does not change a norm), so a head has d_head rows, not d_model.
     """
@@ -218,7 +227,11 @@ def _written(raw: RawAttention, layer: int) -> Float64[Tensor, "heads m d_model"
 
 
 def _scores(writes: Float64[Tensor, "heads m d_model"], readings: _Readings) -> Float64[Tensor, "receivers heads"]:
-    """Return ||M OV^T|| of every receiver (M) with every head of an earlier layer (OV = W_V W_O); both have norm 1."""
+    """Return a tensor [receivers, senders]: ||M OV^T|| of every receiver in `readings` with every head of an earlier
+    layer.
+
+    M is the operator by which the receiver reads. `writes` are the senders' OV = W_V W_O. Both operators have norm 1.
+    """
 
     def times(left: Tensor, right: Tensor) -> Tensor:
         # Head by head, because equal heads must have exactly equal scores.

@@ -26,7 +26,8 @@ COPYING_SCORES = Schema(
 
 
 def copying_scores(model: Any) -> pd.DataFrame:
-    """Score how far each head copies the tokens it attends to: eigenvalues of W_O W_U W_E W_V (Elhage et al. 2021).
+    """Score how far each head copies the tokens it attends to, by the eigenvalues of W_O W_U W_E W_V (Elhage et al.
+    2021).
 
     Use it to find heads that raise the logit of a token by attending to it. Nothing is run.
 
@@ -39,10 +40,11 @@ def copying_scores(model: Any) -> pd.DataFrame:
         model: a TransformerBridge or HookedTransformer.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, copying, positivity`. `copying` is the share of
-        eigenvalues with a positive real part, `positivity` the sum of real parts over the sum of absolute values.
-        `attrs` hold where the model came from, with hashes of its weights. Two scores are NaN for a head that writes
-        nothing or whose product is nilpotent, for an encoder, and where input and output vocabularies differ.
+        DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, copying, positivity`.
+        `copying` (0 to 1) is the share of eigenvalues with a positive real part; `positivity` (-1 to 1) is the sum of
+        real parts over the sum of absolute values. Near 1: the head raises the tokens it attends to. `attrs` hold where
+        the model came from, with hashes of its weights. Both scores are NaN for a head that writes nothing or whose
+        product is nilpotent, for an encoder, and where input and output vocabularies differ.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
@@ -61,9 +63,11 @@ def copying_scores(model: Any) -> pd.DataFrame:
 def copying_of_layer(
     output: OutputFactors, circuit: Float64[Tensor, "d_model d_model"] | None
 ) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Return `copying` and `positivity` of a layer's heads, two arrays [heads].
+    """Return `{"copying": [heads], "positivity": [heads]}` of a layer, from the eigenvalues of W_O C W_V with C =
+    `circuit`.
 
-    `circuit` is W_U W_E, made by `unembedding_times_embedding`; None gives NaN.
+    `circuit` is W_U W_E [d_model, d_model]; None gives NaN. `copying` is the share of eigenvalues with a positive real
+    part, `positivity` the sum of real parts over the sum of absolute values. `output` has the factors W_V and W_O.
     """
     if circuit is None:
         undefined = np.full(len(output.w_o), np.nan)
@@ -85,7 +89,12 @@ def _above_rounding(
     output: OutputFactors,
     products: Float64[Tensor, "heads d_head d_head"],
 ) -> Bool[Tensor, "heads d_head"]:
-    """Mark the eigenvalues that are larger than rounding, by the rule in the description of the column `copying`."""
+    """Return a mask [heads, d_head]: True for eigenvalues of W_O W_U W_E W_V (`products`) that are larger than
+    rounding.
+
+    An eigenvalue counts if it is among the r largest, r the smaller numerical rank of W_V and W_O, and exceeds the
+    float64 rounding of the product's norm. `output` has the factors W_V and W_O.
+    """
     d_head, d_model = output.w_o.shape[1:]
     tolerance = rank_tolerance(output.storage_dtype, d_model, d_head)
     spectra = [torch.linalg.svdvals(factor) for factor in (output.w_v, output.w_o)]
@@ -98,9 +107,10 @@ def _above_rounding(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """Return W_U W_E, with W_U as `folded_unembedding` yields it.
+    """Return W_U W_E [d_model, d_model] of the model in `view`, in float64 and as a new tensor.
 
-    None for an encoder, and where input and output vocabularies differ: no token can be copied there.
+    The final norm's gain is folded into W_U, and the mean of W_U over the vocabulary is removed. None for an encoder,
+    and where input and output vocabularies differ: no token can be copied there.
     """
     if not view.causal or view.unembedding()[0].shape[1] != len(view.embedding()):
         return None
@@ -110,11 +120,11 @@ def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model
 
 
 def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model chunk"]]:
-    """Yield W_U in chunks of the vocabulary, with the final norm's gain folded in and the mean over the vocabulary
-    removed.
+    """Yield W_U of the model in `view`, [d_model, chunk] in chunks of the vocabulary, with the final norm's gain folded
+    in and the mean over the vocabulary removed.
 
     That mean adds the same number to all logits, so it changes no probability unless the logits have a softcap. Under
-    LayerNorm each token's vector is also centred.
+    LayerNorm each token's vector is also centred. The chunks are new tensors in float64.
     """
     w_u, norm = view.unembedding()
     total = torch.zeros((), dtype=torch.float64)
@@ -126,7 +136,8 @@ def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model
 
 
 class EmbeddingMoments:
-    """The Gram matrix and the sum of the token embedding, from one pass over the vocabulary.
+    """The Gram matrix W_E^T W_E and the sum over tokens of the token embedding W_E of the model in `view`, from one
+    pass over the vocabulary.
 
     With them the cost of `self_match` does not grow with the vocabulary.
     """
@@ -140,11 +151,12 @@ class EmbeddingMoments:
     def self_match(
         self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "kv_heads d_model d_head"]
     ) -> Float64[np.ndarray, "heads"]:
-        """Return (mean diagonal - mean off-diagonal) / rms of W_E M W_E^T for each head, where M = W_Q W_K^T:
-        self-match.
+        """Return the self-match of each head, an array [heads]: how much higher equal tokens score than different
+        tokens.
 
-        `w_k` has each shared key once. W_E is the raw embedding, without positions or MLPs, so layer 0 is read best.
-        NaN for M = 0. Source: "Fingerprint, Not Blueprint" (FP), section 3.
+        With the scores W_E M W_E^T of all pairs of tokens, M = W_Q W_K^T, it is (mean diagonal - mean off-diagonal) /
+        rms. `w_q` and `w_k` have the norms folded in; `w_k` has each shared key once. W_E is the raw embedding, without
+        positions or MLPs, so layer 0 is read best. NaN for M = 0. Source: "Fingerprint, Not Blueprint" (FP), section 3.
         """
         size = float(self.count)
         repeats = len(w_q) // len(w_k)

@@ -19,6 +19,8 @@ from torch import Tensor
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import rank_tolerance, thin_svd
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import output_products
 from tlspectral.models.attention.modes import query_key_modes
@@ -81,6 +83,7 @@ class SideDirections:
     centred: bool
 
 
+@checked_settings
 def head_directions(
     model: Any,
     head: Head,
@@ -97,19 +100,17 @@ def head_directions(
     Use it to see which tokens a head matches (`"qk"`), or reads and writes (`"ov"`).
 
     >>> import tlspectral as tls
-    >>> words = tls.head_directions(tls.load_model("tiny-rope"), "L1H0", "qk", n_directions=1, n_words=2, draws=99)
-    >>> words[words["qvalue"] < 0.05].groupby(["direction", "side"])["token"].agg(lambda ids: ids.tolist()).tolist()
-    [[20, 7]]
-
-    A loading is the cosine of a direction with a token's vector. Two tokens that load with equal sign on `query` and
-    `key` raise the score.
+    >>> model = tls.load_model("tiny-rope")
+    >>> words = tls.head_directions(model, "L1H0", "qk", n_directions=1, n_words=2, draws=99)
+    >>> words.loc[words["qvalue"] < 0.05, ["direction", "side", "token"]].values.tolist()
+    [[1, 'query', 20], [1, 'query', 7]]
 
     Args:
         model: a TransformerBridge or HookedTransformer.
         head: "L5H1", (5, 1) or a table row.
         kind: "qk" (M = W_Q W_K^T, sides `query` and `key`) or "ov" (W_V W_O, sides `read` and `written`).
-        task: a `Task` with `attention=`, for "qk": the operator is then the contrast between the attended key and the
-            other keys.
+        task: a `tls.Task(..., attention=(query, key))`, for "qk" only: in place of M, the operator is then the mean of
+            q k^T at the attended key less its mean at the other keys.
         n_directions, n_words: number of directions, and of words for each.
         draws: random directions; the smallest possible p is 1 / (1 + draws).
         seed: seed of the random directions.
@@ -117,7 +118,11 @@ def head_directions(
     Returns:
         DataFrame with a row per direction, side and word; empty for an operator of 0. Columns: `layer, head, name,
         kind, direction, share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading,
-        random_loading`. Where `qvalue` is not below .05, one row says "no reading".
+        random_loading`. `loading` is the signed cosine of the direction with the token's embedding (`written`:
+        unembedding). Two tokens that load with equal sign on `query` and `key` raise the score. `share` is the
+        direction's part of the squared norm of the operator; `strength` the mean absolute loading of its words;
+        `pvalue` is (1 + random directions of at least this strength) / (1 + draws); `qvalue` its Benjamini-Hochberg
+        value over all directions and sides. Where `qvalue` is not below .05, one row has the word "no reading".
 
     Raises:
         BadHead: the head does not exist.
@@ -128,9 +133,12 @@ def head_directions(
     Not established: what the head does, or that the words share a meaning. More: docs/preferences.md.
     """
     if kind not in SIDES:
-        raise ValueError(f"kind must be 'qk' or 'ov', not {kind!r}")
+        raise ValueError(f"kind must be 'qk' or 'ov', not {shown(kind)}")
     if min(n_directions, n_words, draws) < 1:
-        raise ValueError(f"n_directions={n_directions}, n_words={n_words}, draws={draws}: give numbers of 1 or more")
+        raise ValueError(
+            f"n_directions={shown(n_directions, 40)}, n_words={shown(n_words, 40)}, draws={shown(draws, 40)}: give "
+            "numbers of 1 or more"
+        )
     if task is not None and kind == "ov":
         raise ValueError('task= needs kind="qk", because it contrasts keys: give kind="qk", or leave out task=')
     with measured(model, report_hooks=task is not None) as view:
@@ -156,8 +164,12 @@ def head_directions(
 def _operator_sides(
     view: AttentionView, index: int, head: int, kind: str, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections]]:
-    """Return the shares of the largest singular values of M or W_V W_O in the squared norm, and the two sides'
-    directions.
+    """Return the singular directions of an operator of head `head` in layer `index`: a list of shares, and two
+    `SideDirections`.
+
+    `view` is the open model. `kind`: "qk" for M with the sides query and key, "ov" for W_V W_O with the sides read and
+    written. A share is the squared singular value over the squared norm, for the `n_directions` largest. Each side also
+    has `draws` random directions from `rng`.
     """
     layer = view.layer(index)
     if kind == "qk":
@@ -180,7 +192,13 @@ def _operator_sides(
 def _contrast_sides(
     view: AttentionView, index: int, head: int, task: Any, n_directions: int, draws: int, rng: torch.Generator
 ) -> tuple[list[float], list[SideDirections], int]:
-    """Return the shares and sides of the contrast of a task, and the number of its prompts."""
+    """Run a task and return the singular directions of its query-key contrast: a list of shares, the `SideDirections`
+    query and key, and the number of prompts.
+
+    The contrast is the mean of q k^T at the task's key less its mean at the other keys, for head `head` of layer
+    `index` of the model in `view`. `task` is a `Task` with `attention=`. A share is the squared singular value over the
+    squared norm, for the `n_directions` largest. Each side also has `draws` random directions from `rng`.
+    """
     layer = view.layer(index)
     contrast, n_prompts = _key_contrast(view, layer, head, task)
     u, values, v = torch.linalg.svd(contrast)
@@ -196,14 +214,19 @@ def _contrast_sides(
 def _key_contrast(
     view: AttentionView, layer: AttentionLayer, head: int, task: Any
 ) -> tuple[Float64[Tensor, "d_head d_head"], int]:
-    """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a task, and the number of prompts.
+    """Run the prompts of a `Task` and return E[q k^T | +] - E[q k^T | -] of head `head`, [d_head, d_head], and the
+    number of prompts.
 
-    q is the query at the task's query position. + takes the key at the task's key position, - the mean of all other
-    keys that the query sees. Queries and keys are those before rotation; queries carry the gain and phase of a spectral
-    layer. Raises ValueError for a task without `attention`, or whose query sees no other key.
+    `view` is the open model, `layer` the folded layer. q is the query at the task's query position. + takes the key at
+    the task's key position, - the mean of all other keys that the query sees. Queries and keys are taken before
+    rotation; queries carry the gain and phase of a spectral layer. Raises TypeError for an object that is not a `Task`,
+    ValueError for a task without `attention=`, or a query that does not see its key or sees no other key.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
-        raise TypeError(f"task= needs a tls.Task with attention=(query, key) positions; found {type(task).__name__}")
+        raise TypeError(
+            f"task= needs a tls.Task with attention=(query, key) positions; found {type(task).__name__}: give "
+            "tls.Task(prompts, metric, attention=(-1, 2))"
+        )
     prompts = packed_prompts(view, task.prompts)
     pairs = attention_positions(prompts.lengths, task.attention)
     if pairs is None:
@@ -229,7 +252,10 @@ def _key_contrast(
             rest = seen.clone()
             rest[key] = False
             if not bool(seen[key]) or not bool(rest.any()):
-                problem = "does not see its key" if not bool(seen[key]) else "sees no other key to compare with"
+                if not bool(seen[key]):
+                    problem = f"does not see its key at {key}: give attention=(query, key) with a key that it sees"
+                else:
+                    problem = "sees no other key to compare with: give attention=(query, key) with a later query"
                 raise ValueError(
                     f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {problem}"
                 )
@@ -238,26 +264,34 @@ def _key_contrast(
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
-    """Return the shares of the largest singular values in the squared norm, and the slice of these values."""
+    """Return two things: a list with the shares of the largest singular values in the squared norm, at most `count`,
+    and the slice of these values.
+
+    `values` are all singular values, falling; those below `tolerance` times the largest are left out.
+    """
     return _shares(values[values > tolerance * values[0]], float(values.square().sum()), count)
 
 
 def _shares(values: Float64[Tensor, " r"], square: float, count: int) -> tuple[list[float], slice]:
-    """Return the shares of the first `count` values in the squared norm `square`, and the slice of these values."""
+    """Return two things: a list with the shares of the first `count` singular values in the squared norm, and the slice
+    of these values.
+
+    A share is value^2 / `square`, with `values` falling; `square` is the squared norm of the operator.
+    """
     shares = [float(value) ** 2 / square for value in values[:count]]
     return shares, slice(0, len(shares))
 
 
 def _unit(vectors: Float64[Tensor, "d_model n"]) -> Float64[Tensor, "d_model n"]:
-    """Return the columns scaled to norm 1."""
+    """Return the vectors (columns) scaled to norm 1; a zero vector stays 0."""
     return vectors / vectors.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 class Loadings(NamedTuple):
-    """The largest loadings on each direction.
+    """The largest loadings on each direction; a loading is the cosine of a direction with the vector of a token.
 
     Attributes:
-        ids: ids of the tokens.
+        ids: ids of the tokens with the largest absolute loading, largest first.
         signed: their cosines with the direction.
         random: the largest absolute cosines on each random direction.
     """
@@ -268,7 +302,12 @@ class Loadings(NamedTuple):
 
 
 def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections], n_words: int) -> list[dict[str, Any]]:
-    """Return the rows of all directions, sides and words, without layer, head, name and kind."""
+    """Return the rows of `head_directions` as dicts, for all directions, two sides and `n_words` words.
+
+    `view` has the vocabulary, `shares` the share of each direction, `sides` the two sides. Keys of a dict: direction,
+    share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading, random_loading. A direction
+    without a reading has one row, with the word "no reading".
+    """
     if not shares:
         return []
     read = [_loadings(view, sides[0], n_words)]
@@ -308,9 +347,11 @@ def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections],
 
 
 def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: np.ndarray | None = None) -> Loadings:
-    """Return the `n_words` largest loadings (cosines with tokens) on each direction of one side.
+    """Return the `n_words` largest loadings (cosines with the vectors of tokens) on each direction of one side, as
+    `Loadings`.
 
-    The vocabulary is read in chunks. `random` are the loadings of random directions, if they are known already.
+    The vocabulary is read in chunks. `random` [words, draws] are the loadings of the random directions, if they are
+    known already; None computes them.
     """
     n = side.directions.shape[1]
     columns = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)
@@ -326,8 +367,10 @@ def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: n
 
 
 def _tokens(view: AttentionView, side: SideDirections) -> Iterator[Float64[Tensor, "chunk d_model"]]:
-    """Yield the unit vectors of the vocabulary in chunks: unembedding for "written", else embedding. A zero vector
-    stays 0.
+    """Yield the vectors of the vocabulary of the model in `view` in chunks, scaled to norm 1: unembedding if `side` is
+    "written", else embedding.
+
+    A zero vector stays 0. The chunks come in the order of the token ids.
     """
     if side.name != "written":
         for chunk in vocabulary_chunks(view.embedding(), axis=0):

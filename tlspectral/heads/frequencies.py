@@ -46,9 +46,12 @@ def frequency_table(model: Any) -> pd.DataFrame:
         model: a TransformerBridge or HookedTransformer.
 
     Returns:
-        DataFrame sorted by layer, head and frequency; layers without rotary positions have no rows. Columns: `layer,
-        head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`. `attrs` hold where the model came from,
-        with hashes of its weights, and `rotary_valid_up_to`, the longest valid prompt.
+        DataFrame with a row per head and rotary pair, sorted by layer, head and frequency; layers without rotary
+        positions have no rows. Columns: `layer, head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`.
+        `frequency` is the pair's index (0: the model's first), `theta` its angle per token in radians, `wavelength` is
+        2 pi / theta in tokens, `im_share` is im_norm / (re_norm + im_norm). Norms are Frobenius norms, in the unit of
+        scores before division by the attention scale (sqrt(d_head)). `attrs` hold where the model came from, with
+        hashes of its weights, and `rotary_valid_up_to`, the longest valid prompt.
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
@@ -77,7 +80,8 @@ def frequency_table(model: Any) -> pd.DataFrame:
                 limits.append(layer.valid_up_to)
         if not layer_tables:
             raise UnsupportedArchitecture(
-                f"none of the {len(view.layers)} layers has rotary positions: frequency_table needs a model with RoPE"
+                f"none of the {len(view.layers)} layers has rotary positions: frequency_table needs a model with RoPE, "
+                "such as tls.load_model('tiny-rope')"
             )
         limit = min(limits) if limits else None
         return FREQUENCY_TABLE.frame(

@@ -70,8 +70,10 @@ class LoadedLayers:
     n_jobs: int
 
     def identity(self) -> dict[str, Any]:
-        """Return a dict that identifies the contents of a resume folder: hashes of weights and prompts, extras,
-        heads, version.
+        """Return a dict that identifies the work of a resume folder: hashes of weights, prompts and detector sequences,
+        extras, heads, `max_se`, version.
+
+        A resume folder of another identity is refused.
         """
         # A layer with all its heads is left out: its file then serves every call that needs the whole layer.
         partly = {layer: heads for layer, heads in self.chosen.items() if len(heads) < self.view.n_heads(layer)}
@@ -146,8 +148,9 @@ class LoadedLayers:
         return table
 
     def _each(self, measured: MeasuredHeads) -> Callable[..., Iterable[Any]]:
-        """Return a function with the signature of `map` that runs in threads, or in the joblib workers that the
-        caller configured.
+        """Return a function like `map`, by which `with_null` draws the null for each head of `measured`.
+
+        The function maps in threads, or in joblib workers if the caller configured a backend.
         """
         if self.n_jobs not in (None, 1) and backend_configured():
             workers = joblib.Parallel(self.n_jobs)
@@ -159,30 +162,36 @@ class LoadedLayers:
 
     @cached_property
     def checks(self) -> dict[int, LayerCheck]:
-        """Results of the self-check, by layer."""
+        """The results of the self-check, a dict from layer to `LayerCheck` (`.record`: error and tolerance of the
+        rebuilt scores; `.outside_m`).
+        """
         return check_scores(self.view, self.prompts)
 
     @cached_property
     def ends(self) -> str:
-        """Hash of embedding, unembedding and final norm."""
+        """Hash (hex) of the model's embedding, unembedding and final norm."""
         return self.view.ends_digest()
 
     @cached_property
     def moments(self) -> EmbeddingMoments:
-        """Sums over the token embedding, for `self_match`."""
+        """Gram matrix and sum of the model's token embedding, an `EmbeddingMoments`, from which `self_match` is
+        computed.
+        """
         return EmbeddingMoments(self.view)
 
     @cached_property
     def circuit(self) -> Float64[Tensor, "d_model d_model"] | None:
-        """W_U W_E, for `copying`. None where no token can be copied."""
+        """W_U W_E (unembedding times embedding), used for `copying`. None where no token can be copied."""
         return unembedding_times_embedding(self.view)
 
     @cached_property
     def streams(self) -> ReadStreams | None:
-        """Inputs of all layers on the prompts, for the extras that need a run. None without such extras."""
+        """Inputs of all layers on the prompts, as `ReadStreams`, for the extras that need a run. None without such
+        extras.
+        """
         return read_streams(self.view, self.prompts) if {*self.extras} & {*OF_ACTIVATIONS} else None
 
     @cached_property
     def directions(self) -> Float64[Tensor, "d_model directions"] | None:
-        """Singular directions of the learned position embedding. None unless `extras` has "position_share"."""
+        """Singular directions of the learned positions, as columns. None unless `extras` has "position_share"."""
         return position_directions(self.view) if "position_share" in self.extras else None

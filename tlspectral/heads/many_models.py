@@ -18,6 +18,7 @@ import pandas as pd
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint, MissingParts
+from tlspectral.errors.settings import checked_settings, require_path
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.heads.weight_columns import NullSettings
@@ -85,6 +86,7 @@ class _Entry:
     size: float = math.inf
 
 
+@checked_settings
 def analyze_models(
     models: Iterable[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
@@ -103,7 +105,8 @@ def analyze_models(
 
     >>> import tempfile, pandas as pd, tlspectral as tls
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     failed = tls.heads.analyze_models(["tiny-rope", "tiny-ape"], folder, null_draws=2, detectors=False)
+    ...     models = ["tiny-rope", "tiny-ape"]
+    ...     failed = tls.heads.analyze_models(models, folder, null_draws=2, detectors=False)
     ...     len(failed), len(pd.read_parquet(f"{folder}/heads"))
     (0, 16)
 
@@ -111,15 +114,20 @@ def analyze_models(
         models: names or paths as for `load_model`, and text files that list them, one per line, with `#` comments. With
             `detectors=False`, folders and hub models are read layer by layer without loading.
         folder: an empty or new folder, or the folder of an earlier call with the same settings.
-        null_draws, null_dtype, detectors, max_se, seed: as for `analyze_heads`.
-        n_jobs: workers within a model, as for `analyze_heads`. Inside `joblib.parallel_config`, if models are loaded
-            for detectors, each worker takes one model. The tables do not depend on it.
+        null_draws: random matrices per head, the null of the spectrum; 2 or more.
+        null_dtype: precision of the null's eigenvalues, "float32" (used where its rounding does not matter) or
+            "float64".
+        detectors: True also runs each model on 200 random sequences with a repeated segment, for attention scores.
+        max_se: these runs stop early once all standard errors are below it. None: all sequences are run.
+        n_jobs: threads (or processes, for models read from files) within a model. Inside `joblib.parallel_config`, if
+            models are loaded for detectors, each worker takes one model. The tables do not depend on it.
+        seed: seed of the null and of the sequences.
 
     Returns:
         DataFrame with a row per model that failed, in the order of `models`. Columns of `analyze_models.failures`:
         `model, error, message, raised_in`. `attrs["models"]` lists all models of this call. On disk: `folder/heads` has
-        a file per model, with columns `model, revision, commit` and those of `analyze_heads`; `folder/failures` has a
-        file per model that failed.
+        a file per model, a row per head, with columns `model, revision, commit` and those of `analyze_heads`;
+        `folder/failures` has a file per model that failed.
 
     Raises:
         IncompatibleCheckpoint: `folder` was made with other settings, or holds other files.
@@ -157,7 +165,9 @@ def analyze_models(
     failures: dict[str, JobFailure] = {}
 
     def failed(name: str, failure: JobFailure) -> None:
-        """Store the error of a model in `failures`; `name` is the name of its job."""
+        """Write the error of a model to `folder/failures` and keep it in `failures`; `name` is the name of its job,
+        "heads/<part>".
+        """
         part = name.removeprefix("heads/")
         failures[part] = failure
         table = _failure_table([entries[part]], failures)
@@ -167,7 +177,9 @@ def analyze_models(
                 done(name)
 
     def done(name: str) -> None:
-        """Remove the stored errors and the unfinished layers of a model."""
+        """Remove the stored errors and the unfinished layers of a model that is finished; `name` is the name of its
+        job.
+        """
         part = name.removeprefix("heads/")
         failures.pop(part, None)
         for failure in (part, entries[part].missing_part):
@@ -185,7 +197,9 @@ def analyze_models(
 
 
 def is_model_list(name: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a text file that lists models (not a weight file, not a name)."""
+    """Return True if the path `name` is a text file that lists models: an existing file without the suffix of a weight
+    file.
+    """
     path = Path(name).expanduser()
     return path.suffix.lower() not in _NO_LISTS and path.is_file()
 
@@ -205,6 +219,7 @@ def listed_models(models: Iterable[Any]) -> list[str]:
                 f"models= has an object of type {type(entry).__name__}: give names or paths, or give a loaded model to "
                 "analyze_heads"
             )
+        require_path("models", entry)
         names += _lines(Path(entry).expanduser()) if is_model_list(entry) else [os.fspath(entry)]
     if not names:
         raise ValueError(f"{', '.join(map(str, entries)) or 'models='} lists no models: give at least one name or path")
@@ -217,14 +232,16 @@ def _lines(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{file} is neither a .gguf file nor a text file that lists models, one per line ({error.reason})"
+            f"{file} is neither a .gguf file nor a text file that lists models, one per line ({error.reason}): save "
+            "the list as UTF-8 text, or give the names and paths in a list"
         ) from error
     lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in NEWLINE.split(text))
     return [line for line in lines if line]
 
 
 def _entry(name: str) -> _Entry:
-    """Return the entry of a name or path.
+    """Return the `_Entry` of a model from its name or path: its names in tables and folders, and the state of its
+    files.
 
     A model that cannot be found gets an entry, too: `analyze_heads` then raises its error.
     """
@@ -245,7 +262,10 @@ def _entry(name: str) -> _Entry:
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
-    """Raise IncompatibleCheckpoint if the files of a model changed after its table `file` was written."""
+    """Raise IncompatibleCheckpoint if the files of the model `entry` changed after its table was written.
+
+    `table` is the stored table, with the state of the files in its attrs; `file` is its path, for the message.
+    """
     if table.attrs["files_state"] != entry.files_state:
         raise IncompatibleCheckpoint(
             f"{file} was made before the files of {entry.model} were changed: remove it, or choose another folder"
@@ -253,10 +273,12 @@ def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
 
 
 def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[str, Any]) -> pd.DataFrame:
-    """Return the head table of one model with the columns of the dataset.
+    """Return the head table of the model `entry`, with columns `model, revision, commit` in front and the same column
+    types for all models.
 
-    `layers` is a folder for finished layers of a model that is read from files; `settings` are arguments of
-    `analyze_heads`.
+    `layers` is a folder for finished layers of a model that is read from files. `shared_out` is True if other processes
+    measure other models: this one then uses a single thread. `settings` are keyword arguments of `analyze_heads`.
+    Raises what `analyze_heads` raises.
     """
     if not settings["detectors"] and find_source(entry.name).streams:
         settings = {**settings, "folder": layers}
@@ -275,7 +297,11 @@ def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[s
 
 
 def _failure_table(entries: Iterable[_Entry], failures: dict[str, JobFailure]) -> pd.DataFrame:
-    """Return the table of models that failed, in the order of `entries`. `failures` has their errors by `part`."""
+    """Return the table of models that failed, with columns `model, error, message, raised_in`, in the order of
+    `entries`.
+
+    `failures` has the errors by the `part` (file name) of an entry. The table's `attrs["models"]` lists all entries.
+    """
     rows = [{"model": entry.model, **asdict(failures[entry.part])} for entry in entries if entry.part in failures]
     names = [column.name for column in ANALYZE_MODELS_FAILURES.columns]
     table = pd.DataFrame(rows, columns=names, dtype="string")

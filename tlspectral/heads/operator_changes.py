@@ -38,10 +38,12 @@ _ROUNDING = 1e-6  # relative; other programs fold norms and compute frequencies 
 
 @dataclass(frozen=True)
 class OperatorChanges:
-    """The differences between the operators of models a and b.
+    """The differences between the operators of models a and b, from `operator_changes`.
 
     Attributes:
-        table: `layer, head, qk_change, ov_change`, a row for each head that both models have.
+        table: `layer, head, qk_change, ov_change`, a row for each head that both models have. `qk_change` is the norm
+            of the difference of the query-key operators over the norm in model a; `ov_change` is the same ratio for W_V
+            W_O.
         likeness: cosines between a and b: "embedding" (without its mean over tokens; missing where it cannot be
             compared), "qk" and "ov" (means over heads).
         outside: differences that no operator contains, such as "rotary frequencies", and the layers that have them.
@@ -53,15 +55,22 @@ class OperatorChanges:
 
 
 def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
-    """Compare the operators of every head of model b with those of the same head of model a.
+    """Return how much the query-key operator and W_V W_O of every head differ between models a and b, as
+    `OperatorChanges`.
 
-    Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis (all cosines
-    below `LEAST_LIKENESS`); UnsupportedArchitecture or BadWeights if a layer cannot be read.
+    `a` and `b` are an `AttentionView` of a loaded model or `WeightFiles`. The result has `.table` (`layer, head,
+    qk_change, ov_change`), `.likeness` (cosines between the models) and `.outside` (differences that no operator
+    contains). Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis
+    (all cosines of embeddings and operators below 0.2); UnsupportedArchitecture or BadWeights if a layer cannot be
+    read.
     """
     names = f"{a.source['model']} (a) and {b.source['model']} (b)"
     layers = sorted({*a.layers} & {*b.layers})
     if not layers:
-        raise ValueError(f"{names} have no layer with attention in common: layers {a.layers} and {b.layers}")
+        raise ValueError(
+            f"{names} have no layer with attention in common: layers {a.layers} and {b.layers}; give a model and a "
+            "changed copy of it"
+        )
     for source in (a, b):
         if not isinstance(source, AttentionView):
             source.prepare(layers, "query-key")
@@ -89,8 +98,12 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
 def _layer_changes(
     a: "Source", b: "Source", index: int, names: str
 ) -> tuple[dict[str, Float64[np.ndarray, "heads"]], list[str]]:
-    """Return the columns of a layer's heads (changes and cosines), and the names of differences that no operator
-    contains.
+    """Return the changes of the heads of layer `index` from model a to model b, and the names of differences that no
+    operator contains.
+
+    `a` and `b` are an `AttentionView` or `WeightFiles`. The changes are a dict of arrays [heads]: `qk_change`,
+    `qk_cosine`, `ov_change`, `ov_cosine`. `names` names both models in messages. Raises ValueError for layers of
+    different sizes.
     """
     qk, ov, biases = [], [], []
     with raw_layer(a, index, "query-key") as raw_a, raw_layer(b, index, "query-key") as raw_b:
@@ -119,12 +132,16 @@ def _layer_changes(
 
 
 def _groups(a: RawAttention, b: RawAttention) -> Iterator[tuple[RawAttention, RawAttention]]:
-    """Yield pairs of key/value groups, the group of a and the same group of b."""
+    """Yield the parameters of a layer by groups of heads that share keys: pairs (group of a, same group of b)."""
     yield from ((of_a, of_b) for (_, of_a), (_, of_b) in zip(key_value_groups(a), key_value_groups(b), strict=True))
 
 
 def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) -> None:
-    """Raise ValueError if layer `index` has other sizes in a than in b. `names` names the models in the message."""
+    """Raise ValueError if layer `index` has other numbers of heads, dimensions or rotary pairs in model a than in model
+    b.
+
+    `a` and `b` are the parameters of the layer. `names` names both models in the message.
+    """
     sizes_of_models = []
     for raw in (a, b):
         group = fold_attention(next(group for _, group in key_value_groups(raw)), index)
@@ -146,10 +163,13 @@ def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) 
 
 @dataclass(frozen=True)
 class _Factors:
-    """W_Q and W_K of heads with the norms folded in, divided into rotary pairs (complex) and columns that do not
-    rotate.
+    """W_Q and W_K of heads with the norms folded in, divided into rotary pairs and columns that do not rotate.
 
     The last row of every factor is the bias: factors act on tokens with a 1 appended.
+
+    Attributes:
+        pairs: the complex rotary pairs of W_Q and of W_K.
+        still: the columns of W_Q and of W_K that do not rotate.
     """
 
     pairs: tuple[Complex128[Tensor, "heads pairs queries"], Complex128[Tensor, "heads pairs keys"]]
@@ -157,7 +177,7 @@ class _Factors:
 
     @classmethod
     def of_layer(cls, layer: AttentionLayer) -> "_Factors":
-        """Return the factors of a folded layer, with the biases as last rows."""
+        """Return the `_Factors` of a folded layer: W_Q and W_K of all query heads, with the biases as last rows."""
         wide = replace(
             layer,
             w_q=torch.cat([layer.w_q, layer.b_q[:, None]], dim=1),
@@ -167,13 +187,17 @@ class _Factors:
         return cls(*zip(*(_pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
 
     def rows(self, query: slice, key: slice) -> "_Factors":
-        """Return the factors with some rows of the queries and some rows of the keys."""
+        """Return new `_Factors` with only the rows `query` of W_Q and the rows `key` of W_K."""
         (pairs_q, pairs_k), (still_q, still_k) = self.pairs, self.still
         return _Factors((pairs_q[..., query], pairs_k[..., key]), (still_q[:, query], still_k[:, key]))
 
 
 def _pairs_and_rest(factor: Tensor, rotary: RotaryGeometry | None) -> tuple[Tensor, Tensor]:
-    """Divide one factor: complex rotary pairs [heads, pairs, rows], and the columns that do not rotate."""
+    """Return a factor in two tensors: complex rotary pairs [heads, pairs, rows], and the columns that do not rotate
+    [heads, rows, columns].
+
+    `factor` is W_Q or W_K [heads, rows, d_head]. Without `rotary`, the first tensor has no pairs.
+    """
     if rotary is None:
         return torch.complex(factor, factor).mT[:, :0], factor
     pairs = torch.complex(factor[..., rotary.real_index], factor[..., rotary.imag_index]).mT
@@ -184,22 +208,28 @@ _TOKENS, _BIAS = slice(None, -1), slice(-1, None)
 
 
 def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for b and for a - b.
+    """Return three tensors [heads]: the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for
+    b and for a - b.
 
-    M_t is the operator of rotary pair t, M_rest the columns that do not rotate. Biases are left out.
+    M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate. Biases are left out.
     """
     return _all_squares(a.rows(_TOKENS, _TOKENS), b.rows(_TOKENS, _TOKENS))
 
 
 def _bias_square(a: _Factors, b: _Factors) -> Float64[Tensor, "heads"]:
-    """Return the squared norm of the terms that biases add to scores, for a - b, per head."""
+    """Return the squared norm, per head, of the difference (a less b) of the terms that biases of queries and keys add
+    to scores.
+    """
     places = ((_TOKENS, _BIAS), (_BIAS, _TOKENS), (_BIAS, _BIAS))
     return torch.stack([_all_squares(a.rows(*place), b.rows(*place))[2] for place in places]).sum(0)
 
 
 def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
+    """Return sum_t ||M_t||^2 + ||M_rest||^2 of each head for a, for b and for a - b, three tensors [heads], over all
+    rows that the factors have. M_t is the operator of rotary pair t, M_rest the operator of the columns that do not
+    rotate.
+    """
     # M_t = w_q conj(w_k)^T: an operator of its own for each pair.
-    """Return sum_t ||M_t||^2 + ||M_rest||^2 per head for a, for b and for a - b, with all rows of the factors."""
     (left_a, right_a), (left_b, right_b) = a.pairs, b.pairs
     rotated = _product_squares((left_a[..., None], right_a[..., None]), (left_b[..., None], right_b[..., None]))
     of_a, of_b, of_difference = (
@@ -209,17 +239,20 @@ def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _product_squares(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squared norms of the products `left @ right^H` of a, of b, and of their difference."""
+    """Return three tensors: the squared Frobenius norms of `left @ right^H` of a, of b, and of their difference.
+
+    `a` and `b` are pairs (left, right) of batches of matrices; there is one number for each matrix of the batch.
+    """
     (left_a, right_a), (left_b, right_b) = a, b
     difference = torch.cat([left_a, left_a - left_b], dim=-1), torch.cat([right_a - right_b, right_b], dim=-1)
     return _product_square(*a), _product_square(*b), _product_square(*difference)
 
 
 def _product_square(left: Tensor, right: Tensor) -> Float64[Tensor, "*batch"]:
-    # From triangles: Gram matrices would lose half of the digits where the terms cancel.
-    """Return the squared norm of `left @ right^H`."""
+    """Return the squared Frobenius norm of `left @ right^H`, one number for each matrix of the batch."""
     if not left.shape[-1] or not left.numel():
         return left.real.new_zeros(left.shape[:-2])
+    # From triangles: Gram matrices would lose half of the digits where the terms cancel.
     left, right = (torch.linalg.qr(factor, mode="r").R for factor in (left, right))
     return (left @ right.mH).abs().square().sum((-2, -1))
 
@@ -228,7 +261,11 @@ def _product_square(left: Tensor, right: Tensor) -> Float64[Tensor, "*batch"]:
 
 
 def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
-    """Return names of settings that change scores, are not in the operators, and differ between layers a and b."""
+    """Return the names of settings that differ between layers a and b, such as "rotary frequencies" or "softcap of
+    scores".
+
+    Only settings that change scores and are not in the operators are compared.
+    """
     differing = []
     if a.rotary is not None and b.rotary is not None:
         theta_a, theta_b = a.rotary.theta, b.rotary.theta
@@ -248,12 +285,14 @@ def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
 
 
 def _apart(a: float, b: float) -> bool:
-    """Return whether two numbers differ by more than rounding."""
+    """Return True if `a` and `b` differ by more than 1e-6 of the larger one."""
     return abs(a - b) > _ROUNDING * max(abs(a), abs(b))
 
 
 def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
-    """Return whether the gates of the attention output differ by more than rounding."""
+    """Return True if the attention outputs of layers a and b have gates (W_gate, b_gate) that differ by more than
+    rounding, or only one layer has a gate.
+    """
     for of_a, of_b in ((a.w_gate, b.w_gate), (a.b_gate, b.b_gate)):
         if (of_a is None) != (of_b is None):
             return True
@@ -265,7 +304,9 @@ def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
 
 
 def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
-    """Return a gate's weight with the gain of the input norm folded in."""
+    """Return a gate's weight times the gain of the layer's input norm (from `raw`), as a new tensor; a bias is returned
+    unchanged.
+    """
     gain = raw.norm.gain
     return gate if gain is None or gate.ndim < 3 else gate * gain.detach().cpu().double()[:, None]
 
@@ -274,9 +315,10 @@ def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
 
 
 def _embedding_likeness(a: "Source", b: "Source") -> dict[str, float]:
-    """Return {"embedding": cosine of the two embeddings without their means over the vocabulary}.
+    """Return {"embedding": cosine of the embeddings of models a and b}, each without its mean over the vocabulary.
 
-    The dict is empty where the embeddings cannot be compared: other sizes, files, or an embedding of 0.
+    `a` and `b` are an `AttentionView` or `WeightFiles`. The dict is empty where the embeddings cannot be compared:
+    other sizes, models read from files, or an embedding of 0.
     """
     if not (isinstance(a, AttentionView) and isinstance(b, AttentionView)):
         return {}

@@ -29,9 +29,12 @@ def streamed_layers(
     extras: Collection[str],
     folder: str | os.PathLike[str] | None,
 ) -> tuple[dict[str, Any], list[Job]]:
-    """Return a dict that identifies this work in a resume folder, and a list of jobs, one for each layer in `heads`.
+    """Return a dict that identifies this work in a resume folder, and a list of `Job`, one for each layer in `heads`.
 
-    A job's table has the attrs `check`, `digest` and `valid_up_to` of its layer. All files are checked before the first
+    `checkpoint` has the weight files. `heads` has heads by layer, `null` the settings of the random null, `extras` the
+    names of extra columns. `folder` is the resume folder, or None. The dict has hashes of the config, `extras`, heads
+    of incomplete layers and the version. A job returns the head table of its layer, with attrs `check` (of the scores),
+    `digest` (hash of the weights) and `valid_up_to` (longest valid prompt). All files are checked before the first
     layer is measured. Raises BadWeights for files that cannot be read; a job also raises ScoreMismatch and
     UnsupportedArchitecture.
     """
@@ -63,7 +66,11 @@ def streamed_layers(
 
 
 def _require_same_weights(checkpoint: WeightFiles, index: int, file: str, table: pd.DataFrame) -> None:
-    """Raise IncompatibleCheckpoint if a stored table of layer `index` has other weights. `file` is its path."""
+    """Raise IncompatibleCheckpoint if the stored head table `table` of layer `index` was made from other weights than
+    the checkpoint's.
+
+    `file` is the table's path, for the message.
+    """
     if table.attrs["digest"] != checkpoint.digest(index):
         raise IncompatibleCheckpoint(
             f"{file} was made from other weights of layer {index} than {checkpoint.files.name} has: remove it, or "
@@ -78,7 +85,13 @@ def _measured(
     index: int,
     heads: list[int],
 ) -> pd.DataFrame:
-    """Check one layer against the scores of a one-layer model, and return the table of its heads."""
+    """Read layer `index` from `checkpoint`, check it against the scores of a model of this layer alone, and return the
+    head table of `heads`.
+
+    `null` has the settings of the random null. `directions` are the position directions for the extra "position_share",
+    or None. The attrs of the table are `check`, `valid_up_to` and `digest` of the layer. Raises ScoreMismatch,
+    UnsupportedArchitecture or BadWeights.
+    """
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
         refuse_autocast(view.model)
         with misfit(checkpoint.files.record):

@@ -18,6 +18,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import MOST_BYTES, NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
+from tlspectral.errors import shown
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.reading.latent import Latent
@@ -33,7 +34,15 @@ POSITION_DIRECTIONS = 64
 
 @dataclass(frozen=True)
 class NullSettings:
-    """How the random null of a head table is drawn. The fields are arguments of `analyze_heads`."""
+    """How the random null of a head table is drawn: random matrices with the head's singular values and random
+    directions.
+
+    Attributes:
+        seed: seed of the draws.
+        null_draws: number of random matrices per head, 2 or more.
+        null_blocks: "shared" uses the same random directions for all heads, "fresh" new ones for each.
+        null_dtype: precision of the eigenvalues of the draws.
+    """
 
     seed: int
     null_draws: int
@@ -43,9 +52,9 @@ class NullSettings:
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown `null_blocks` or `null_dtype`, or fewer than two draws."""
         if self.null_blocks not in ("shared", "fresh"):
-            raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {self.null_blocks!r}")
+            raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {shown(self.null_blocks)}")
         if self.null_dtype not in ("float32", "float64"):
-            raise ValueError(f"null_dtype must be 'float32' or 'float64', not {self.null_dtype!r}")
+            raise ValueError(f"null_dtype must be 'float32' or 'float64', not {shown(self.null_dtype)}")
         object.__setattr__(self, "null_draws", counted(self.null_draws, 2, "null_draws is how many draws the null has"))
 
 
@@ -75,10 +84,12 @@ def measure_heads(
     moments: EmbeddingMoments | None,
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> MeasuredHeads:
-    """Compute the spectral and phase columns of a layer's heads. `index` is the layer's number in the model.
+    """Return a `MeasuredHeads` of all heads of a folded layer: its `.columns` are the spectral and phase columns of the
+    head table, without the null.
 
-    `moments` are sums over the token embedding for `self_match`, None for NaN. `directions` are singular directions of
-    the learned positions for `position_share`, None for NaN. Keys repeated for each query head are freed on return.
+    `index` is the layer's number in the model. `moments` are sums over the token embedding for `self_match`, None for
+    NaN. `directions` are singular directions of the learned positions for `position_share`, None for NaN. Keys repeated
+    for each query head are freed on return.
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
@@ -103,8 +114,11 @@ def measure_heads(
 
 
 def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Compute the columns of latent attention: each head's `dir_frac`, `D_head` and norm share of its content and
-    its rotary block.
+    """Return the columns of latent attention, a dict from column name to array [heads], for the content and the rotary
+    block of M = `w_q` `w_k`^T.
+
+    They are `dir_frac_`, `D_head_` and `norm_frac_` (norm of the block over the norm of M), each with `content` and
+    `rotary`. `layer` says which columns rotate; it must have rotary positions.
     """
     assert layer.rotary is not None
     content = layer.rotary.still_columns
@@ -121,12 +135,16 @@ def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, 
 def operator_norms(
     w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
 ) -> Float64[Tensor, "heads"]:
-    """Return the Frobenius norm of M = W_Q W_K^T of each head."""
+    """Return the Frobenius norm of M = `w_q` `w_k`^T of each head."""
     return ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
 
 
 def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
-    """Join key/value groups of one layer, in their order, and return only the rows of `heads`."""
+    """Join measured groups of heads of one layer, and return a new `MeasuredHeads` with only the heads `heads`.
+
+    `groups` are the groups of heads that share keys, in the order of the layer. `heads` are numbers within the layer.
+    The result has the columns `layer` and `head`, too.
+    """
     first, rows = groups[0], list(heads)
     columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in first.columns}
     columns["kv_head"] = np.concatenate([np.asarray(group.columns["kv_head"]) + i for i, group in enumerate(groups)])
@@ -136,7 +154,12 @@ def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredH
 
 
 def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """Compute the columns of `phase_metrics` for each head, as arrays by column name."""
+    """Return three measures of the phase Im(M_t) of each head, a dict from column name to array [heads].
+
+    `rope_imag_frac` is the share of Im(M_t) in the norms of Re M_t and Im M_t over the rotary pairs t, `freq_centroid`
+    the mean frequency of Im(M_t) (radians per token), `hi_freq_dir` the share of Im(M_t) in the first half of the
+    pairs. `w_q` and `w_k` are the factors of M, `rotary` the geometry of the pairs.
+    """
     metrics = phase_metrics(phase_norms(w_q, w_k, rotary), rotary)
     return {name: value.numpy() for name, value in metrics._asdict().items()}
 
@@ -144,11 +167,12 @@ def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str,
 def with_null(
     measured: MeasuredHeads, settings: NullSettings, map_heads: Callable[..., Iterable[Any]] = map
 ) -> pd.DataFrame:
-    """Return the table of some heads, with mean, standard deviation, z and percentile of their random null.
+    """Return a new table of the heads in `measured`, whose columns are completed by the mean, standard deviation, z and
+    percentile of their random null.
 
-    A seed and the sizes fix the random draws (with "fresh" blocks also layer and head), so results do not depend on
-    order or workers. Shared blocks stay cached until `forget_blocks`. `map_heads` has the signature of `map` and may
-    run in threads or processes.
+    `settings` says how the null is drawn. A seed and the sizes fix the random draws (with "fresh" blocks also layer and
+    head), so results do not depend on order or workers. Shared random blocks stay in memory until `forget_blocks` is
+    called. `map_heads` has the signature of `map` and may run in threads or processes.
     """
     of_head = partial(_null_of_head, settings, measured.effective_dimension, measured.layer)
     heads = [
@@ -171,6 +195,12 @@ def _null_of_head(
     layer: int,
     measured: tuple[int, Float64[np.ndarray, "1 k"], dict[str, Float64[np.ndarray, "1"]]],
 ) -> dict[str, np.ndarray]:
+    """Draw the null of one head and return its columns (null mean, standard deviation, z, percentile), arrays [1] by
+    name.
+
+    `settings` says how it is drawn. `n` is the dimension of the space that the head reads, `layer` the number of its
+    layer. `measured` is (head, singular values, the observed metrics by name).
+    """
     head, singular_values, observed = measured
     k, draws = singular_values.shape[1], settings.null_draws
     if settings.null_blocks == "shared":
@@ -186,11 +216,16 @@ _DRAWING = Lock()
 
 @lru_cache(maxsize=2)
 def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "draws k k"]:
+    """Return `draws` random k x k blocks of an n-dimensional space, drawn with `seed`. They are cached, because all
+    heads of equal size use them.
+    """
     return haar_blocks(n, k, draws, block_generator(seed, n, k))
 
 
 def blocks_at_once(measured: MeasuredHeads, settings: NullSettings) -> int:
-    """Return how many heads can have their random blocks in memory together. Shared blocks serve all heads."""
+    """Return how many heads of `measured` can have their random blocks in memory together; all heads if `settings` has
+    shared blocks.
+    """
     heads, k = measured.singular_values.shape
     return heads if settings.null_blocks == "shared" else max(1, MOST_BYTES // (8 * k * k * settings.null_draws))
 
@@ -220,11 +255,10 @@ class ReadStreams:
         return layer.norm.normalized(residual.cpu().double()) * self.real[..., None]
 
     def score_asymmetry(self, layer: AttentionLayer) -> Float64[np.ndarray, "heads"]:
-        """Return mean ||S - S^T|| / mean ||S|| of each head, a mean over prompts; S = n M n^T with n the normalised
-        input.
+        """Return mean ||S - S^T|| / mean ||S|| of each head, an array [heads]; means are over prompts.
 
-        S has all pairs of positions, without mask, rotation, biases and the scalars of query/key norms. Source:
-        "Fingerprint, Not Blueprint" (FP), section 4.
+        S = n M n^T are the content scores of a prompt, n its normalised inputs. S has all pairs of positions, without
+        mask, rotation, biases and the scalars of query/key norms. Source: "Fingerprint, Not Blueprint" (FP), section 4.
         """
         n = self.normalized(layer)
         w_q, w_k = layer.operator_factors()
@@ -234,10 +268,11 @@ class ReadStreams:
         return (torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy()
 
     def with_content_scale(self, layer: AttentionLayer) -> AttentionLayer:
-        """Return a latent-attention layer whose M uses the mean 1/rms of the keys' latent on the prompts; other layers
+        """Return a latent-attention layer whose M uses the key scale that was measured on the prompts; other layers
         unchanged.
 
-        The first token of each prompt is left out of the mean. Raises ValueError if all prompts have one token.
+        The scale is the mean 1/rms of the keys' latent. The first token of each prompt is left out of the mean. Raises
+        ValueError if all prompts have one token.
         """
         latent = layer.k_norm
         if not isinstance(latent, Latent):
@@ -252,7 +287,12 @@ class ReadStreams:
 
 
 def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
-    """Run the prompts (None: the random prompt of the self-check) and return the input of every layer."""
+    """Run the model in `view` on the prompts (None: one prompt of 24 random ids) and return the input of every layer,
+    as `ReadStreams`.
+
+    Its `.residuals` has these inputs [batch, pos, d_model] by hook name, `.real` is True at tokens. Raises ValueError
+    or TypeError for prompts that cannot be read.
+    """
     packed = checked_prompts(view, prompts)
     names = [view.hook_names(index)["residual"] for index in view.layers]
     residuals = capture_until(view, packed.tokens, names, last=view.hook_names(view.layers[-1])["pattern"])
@@ -260,10 +300,10 @@ def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
 
 
 def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directions"] | None:
-    """Return the leading right singular vectors of the learned position embedding as columns, at most 64; None without
-    one.
+    """Return the leading right singular vectors of the learned position embedding of the model in `view`, as columns,
+    at most 64.
 
-    Under LayerNorm the rows are centred first, because the norm removes their mean.
+    None without learned positions. Under LayerNorm the rows are centred first, because the norm removes their mean.
     """
     positions = view.position_embedding()
     if positions is None:
@@ -279,9 +319,10 @@ def _position_shares(
     w_k: Float64[Tensor, "heads d_model d_head"],
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> Float64[np.ndarray, "heads"]:
-    """Return ||P^T M P|| / ||M|| of each head, where the columns of P are `directions`; NaN for None.
+    """Return ||P^T M P|| / ||M|| of each head, an array [heads]: the share of M = `w_q` `w_k`^T in the position
+    directions.
 
-    "Fingerprint, Not Blueprint" (FP) calls it `pos_frac_M`.
+    The columns of P are `directions`; None gives NaN. "Fingerprint, Not Blueprint" (FP) calls the share `pos_frac_M`.
     """
     if directions is None:
         return np.full(len(w_q), np.nan)

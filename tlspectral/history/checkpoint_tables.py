@@ -52,7 +52,11 @@ _OF_STEP = "Percentile of {} within the model of that step: rank / n, average ti
 
 
 def _medians(name: str) -> tuple[Column, ...]:
-    """Return the columns of a median over heads and of its null."""
+    """Return four `Column`s (name, unit and meaning): the median of the head-table column `name` over heads, and low,
+    median and high of such medians under the null.
+
+    Their names are `<name>_median`, `<name>_null_low`, `<name>_null_median` and `<name>_null_high`.
+    """
     unit = COLUMNS[name].unit
     return columns(f"""
         {name}_median      | {unit} | Median of {name} over the heads of the model.
@@ -118,13 +122,14 @@ def measure_step(
     blocks: BlockPrompt | None,
     **options: Any,
 ) -> pd.DataFrame:
-    """Measure one checkpoint (a view, or a source that is read from files) and return all its tables, joined by
-    `bundled`.
+    """Measure one checkpoint and return all its tables, joined into one.
 
-    The tables are `heads` and `composition`; with `blocks` also `positional` and, on a rotary model, `frequencies`.
-    `pairs`, `task` and `blocks` are those of `head_history`; `options` go to `analyze_heads`. `attrs` are those of
-    `analyze_heads`, `numbers` (columns of the summary) and `shape` (equal at all steps). Raises BadHead for a pair that
-    does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot be read.
+    `opened` is the view of a loaded model, or the `Source` of a model that is read from files. The tables are `heads`
+    and `composition`; with `blocks` also `positional` and, on a rotary model, `frequencies`. `unbundled` takes them
+    apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is measured; `task` is scored; `blocks` are
+    swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are those of the head table, `numbers`
+    (in-context score, losses and task value, for the summary) and `shape` (sizes of the model). Raises BadHead for a
+    pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     with open_layers(model) as layers:
@@ -152,7 +157,11 @@ def measure_step(
 
 
 def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
-    """Return a dict of sizes that must be equal at all checkpoints of a history."""
+    """Return a dict of the sizes of a model that must be equal at all checkpoints of a history: `layers`, `d_model`,
+    `d_vocab`, and `rotary` (whether each layer is) or, for weight files, `model_type`.
+
+    `layers` is the model: its view or its weight files.
+    """
     shape = {"layers": layers.n_layers, "d_model": layers.d_model}
     if isinstance(layers, AttentionView):
         rotary = [layers.rotary(index) is not None for index in layers.layers]
@@ -161,7 +170,10 @@ def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
 
 
 def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
-    """Raise ValueError if a sender is not in an earlier layer than its receiver. Both layers count from 0."""
+    """Raise ValueError if the sender of a pair is not in an earlier layer than its receiver.
+
+    `pairs` are ((layer, head) of the sender, (layer, head) of the receiver); layers count from 0.
+    """
     for pair in pairs:
         if pair[0][0] >= pair[1][0]:
             raise ValueError(
@@ -170,7 +182,12 @@ def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
 
 
 def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd.DataFrame:
-    """Return the rows of `k_composition` for the pairs; each receiver is computed once."""
+    """Return a table of the K-composition of each (sender, receiver) pair of heads in `pairs`: their layers and heads,
+    score, chance and rank.
+
+    `model` is a loaded model, or the `Source` of weight files. Raises BadHead for a head that does not exist,
+    ValueError for a sender that is not in an earlier layer.
+    """
     with open_layers(model) as source:
         pairs = [(one_head(source, sender), one_head(source, receiver)) for sender, receiver in pairs]
     require_order(pairs)
@@ -183,9 +200,10 @@ def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd
 
 
 def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
-    """Return the loss on the first and on the second copy of the repeated segments of `tasks.induction`.
+    """Return the model's loss on the first and on the second copy of a repeated random segment, in nats per token.
 
-    With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second.
+    `task` is made by `tasks.induction`. Each loss has `.value` (the mean) and `.per_sequence`. With segments of L
+    tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second.
     """
     with measured(model) as view:
         second = task_sequences(view, task)
@@ -231,7 +249,12 @@ def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float
 
 
 def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, float]:
-    """Return quantiles 2.5 %, 50 % and 97.5 % of simulated medians of a column, by column name; NaN without a null."""
+    """Return a dict with `<column>_null_low`, `_null_median`, `_null_high`: quantiles 2.5 %, 50 % and 97.5 % of
+    simulated medians over heads.
+
+    `heads` is a head table with `<column>_null_mean` and `<column>_null_std`. Each head is drawn from a normal
+    distribution with its null mean and standard deviation; `seed` fixes the draws. NaN without a null.
+    """
     moments = [f"{column}_null_mean", f"{column}_null_std"]
     null_moments = heads.loc[heads[column].notna(), moments].dropna().to_numpy(dtype=float)
     names = [f"{column}_null_low", f"{column}_null_median", f"{column}_null_high"]
@@ -244,22 +267,28 @@ def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, fl
 
 @dataclass(frozen=True, repr=False)
 class HeadHistory:
-    """The result of `head_history`: DataFrames with a column `step`.
+    """The result of `tls.head_history`: DataFrames with a column `step`, the label of the checkpoint.
 
-    `heads.attrs` hold the settings and, in `checkpoints`, the weights of each step.
+        history = tls.head_history("EleutherAI/pythia-70m", folder="pythia")  # "pythia": keeps results
+        history.summary[["step", "icl_score", "D_head_median"]]
+        history.track("L3H1")  # one head over the steps
+
+    A history is not a table itself: `history["prev"]` raises TypeError and names the table. `heads.attrs` hold the
+    settings and, in `checkpoints`, the weights of each step.
 
     Attributes:
-        heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct`: percentiles
-            within the model of that step (rank / n), as `D_head_pct`.
+        heads: a row per head and step: the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct,
+            dir_frac_pct`, percentiles within the model of that step (rank / n).
         summary: a row per step. Columns of `head_history.summary`: `step, n_heads, icl_score, icl_score_se,
             first_copy_loss, second_copy_loss, value, value_se, D_head_median, D_head_null_low, D_head_null_median,
             D_head_null_high, dir_frac_median, dir_frac_null_low, dir_frac_null_median, dir_frac_null_high,
-            rope_imag_frac_median, rope_imag_frac_null_median`.
-        composition: `k_composition` of each pair at each step; no rows without pairs. Columns of
-            `head_history.composition`: `step, sender_layer, sender_head, receiver_layer, receiver_head, score, chance,
-            rank`.
-        positional: `positional_symbolic(mode="key")` on the history's `blocks` at each step; None without blocks.
-        frequencies: the same by rotary frequency; None without blocks or rotary positions.
+            rope_imag_frac_median, rope_imag_frac_null_median`. Losses and `icl_score` (second copy less first) are nats
+            per token; `_null_low` to `_null_high` hold 95 % of the medians of random heads.
+        composition: a row per pair and step, with the K-composition score of sender and receiver; no rows without
+            pairs. Columns of `head_history.composition`: `step, sender_layer, sender_head, receiver_layer,
+            receiver_head, score, chance, rank`.
+        positional: a row per head and step, from `positional_symbolic(mode="key")` on `blocks`; None without blocks.
+        frequencies: `positional` by rotary frequency; None without blocks or rotary positions.
     """
 
     heads: pd.DataFrame
@@ -269,21 +298,25 @@ class HeadHistory:
     frequencies: pd.DataFrame | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        """Raise TypeError, because a history has several tables; the message names those with this column."""
+        """Raise TypeError, because a history has several tables; the message names those that have the column `key`, as
+        `history.heads['prev']`.
+        """
         tables = {name: table for name, table in vars(self).items() if isinstance(table, pd.DataFrame)}
         matching = [f"history.{name}[{key!r}]" for name, table in tables.items() if key in [*table.columns]]
         shown = " or ".join(matching) or ", ".join(f"history.{name}" for name in tables)
-        advice = f"{'give' if matching else 'its tables are'} {shown}"
+        advice = f"give {shown}" if matching else f"its tables are {shown}: give one of them"
         raise TypeError(f"a HeadHistory has several tables and is not a table itself: {advice}")
 
     @property
     def steps(self) -> list[Any]:
-        """The labels of the checkpoints: training steps, rising, or names in the given order."""
+        """The labels of the checkpoints, a list: training steps, rising, or names in the given order."""
         return self.summary["step"].tolist()
 
     @property
     def previous_token_head(self) -> LayerHead:
-        """(layer, head) with the largest `prev` at the last step. Raises ValueError without detectors."""
+        """The (layer, head) with the largest `prev` (mean attention to the previous token) at the last step. Raises
+        ValueError if the detectors were not run.
+        """
         last = self.heads.loc[self.heads["step"] == self.steps[-1]]
         if last["prev"].isna().all():
             raise ValueError("the detectors were not run (detectors=False): give a head, such as history.track((0, 3))")
@@ -291,13 +324,14 @@ class HeadHistory:
         return int(row["layer"]), int(row["head"])
 
     def track(self, head: Head = None) -> pd.DataFrame:
-        """Return one row per step: a head's columns joined with the columns of the summary.
+        """Return a DataFrame with one row per step: a head's columns of `heads` joined with the columns of `summary`.
 
         Args:
-            head: "L0H3", (0, 3) or a table row. Default: `previous_token_head`.
+            head: "L0H3", (0, 3) or a table row. Default: `previous_token_head`, the largest `prev` at the last step.
 
         Raises:
             BadHead: the head does not exist.
+            ValueError: no head is given and the detectors were not run.
         """
         if head is None:
             head = self.previous_token_head
@@ -314,6 +348,9 @@ class HeadHistory:
         return html_rows("Head history", self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
+        """Return (name, text) pairs that summarise the history: model, steps, medians, previous-token head, in-context
+        score.
+        """
         steps, first, last = self.steps, self.summary.iloc[0], self.summary.iloc[-1]
         rows = [
             ("model", str(self.heads.attrs.get("model", "several"))),

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from tlspectral.containers import are_columns
-from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError
+from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, shown
+from tlspectral.errors.settings import checked_settings, pairs_in
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.history.checkpoint_tables import (
     HEAD_HISTORY,
@@ -41,6 +42,7 @@ _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sh
 _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights", "weights_by_layer")
 
 
+@checked_settings
 def head_history(
     checkpoints: Any,
     *,
@@ -66,20 +68,25 @@ def head_history(
     ['tiny-rope-sym', 'tiny-rope']
 
     Args:
-        checkpoints: a hub model of the Pythia suite; a folder with sub-folders `step{N}` or `checkpoint-{N}`; or a list
-            (or generator) of names, folders, models, or pairs (label, checkpoint), where a checkpoint may be a function
-            that loads a model; or a dict from label to checkpoint. Labels are rising training steps, or names.
-        pairs: (sender, receiver) pairs of heads whose K-composition is followed.
-        null_draws, null_dtype, max_se: as for `analyze_heads`; each head has draws of its own.
-        detectors: also run the model on repeated sequences, for detectors and the in-context score.
+        checkpoints: a hub model of the Pythia suite; a folder with sub-folders `step{N}` or `checkpoint-{N}`; a list
+            (or generator) of names, folders, models, or pairs (label, checkpoint); or a dict from label to checkpoint.
+            A checkpoint may be a function that loads a model. Labels are rising training steps, or names.
+        pairs: (sender, receiver) pairs of heads, such as ("L0H3", "L1H0"), whose K-composition is followed: how well
+            the sender can feed the receiver's keys.
+        null_draws: random matrices per head, 2 or more; each head has its own. null_dtype: "float32" or "float64".
+        detectors: True also runs the model on repeated sequences, for detectors and the in-context score (loss on the
+            second copy of a segment less that on the first).
+        max_se: these runs stop once all standard errors are below it. None: 200 sequences.
         task: a `Task`, "induction" or "language" to score at each checkpoint (`value` in the summary).
-        blocks: a `tls.positional.BlockPrompt` for `positional_symbolic(mode="key")` at each checkpoint.
+        blocks: a `tls.positional.BlockPrompt(prefix, blocks, suffix)` whose blocks are swapped at each checkpoint.
         folder: keeps a file per checkpoint; the same call resumes from it.
-        n_jobs: worker processes for the null.
-        seed: seed of the null, of sequences and of simulated medians.
+        n_jobs: worker processes for the null. seed: of the null, of sequences and of simulated medians.
 
     Returns:
-        A `HeadHistory`: DataFrames `heads`, `summary`, `composition`, `positional`, `frequencies` with a column `step`.
+        A `HeadHistory` of DataFrames with a column `step`: `.heads` (the head tables), `.summary` (a row per step:
+        medians over heads, in-context score in nats per token, task value), `.composition` (a row per pair and step),
+        `.positional` and `.frequencies` (None without `blocks`). `.steps`: the labels; `.track("L0H3")`: one head's
+        rows.
 
     Raises:
         TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that do not rise,
@@ -94,7 +101,7 @@ def head_history(
     if blocks is not None and not isinstance(blocks, BlockPrompt):
         raise TypeError(
             "blocks= needs one tls.positional.BlockPrompt(prefix, blocks, suffix); found "
-            f"{repr(blocks) if isinstance(blocks, str) else type(blocks).__name__}. For tasks and lists of prompts, "
+            f"{shown(blocks) if isinstance(blocks, str) else type(blocks).__name__}. For tasks and lists of prompts, "
             "call positional_symbolic at each checkpoint"
         )
     wanted = _checked_pairs(pairs)
@@ -125,7 +132,11 @@ def head_history(
 
 
 def _parts(steps: Iterable[_Step], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
-    """Yield a job for each checkpoint, and append its label to `labels`. `measure` maps an open model to its table."""
+    """Yield a `Job` for each checkpoint in `steps`, and append its label to `labels`.
+
+    A job measures the checkpoint by `measure`, a function from an open model to the checkpoint's table. Raises
+    ValueError for labels that do not rise or that repeat.
+    """
     for step in steps:
         labels.append(step.label)
         check_labels(labels)
@@ -154,18 +165,24 @@ class _Step:
 
     @property
     def part(self) -> str:
-        """The name of the checkpoint's file in the resume folder."""
+        """The name of the checkpoint's file in the resume folder, such as "step512"."""
         return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
     def _opened(self) -> AttentionView | Source:
-        """Return the view of the loaded model, or its source if the checkpoint is read from files."""
+        """Load the checkpoint and return its `AttentionView`, or return its `Source` if it is read from files layer by
+        layer.
+        """
         gc.collect()  # models hold reference cycles: free the last one before the next is loaded
         with _naming(self.label):
             source = source_of(self.load) if self.stream else None
             return attention_view(self.load()) if source is None or not source.streams else source
 
     def measured(self, measure: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-        """Open the checkpoint and return its table from `measure`; with a folder, `attrs` identify its weights."""
+        """Open the checkpoint and return its table, made by `measure` from the open model.
+
+        With a folder, the attrs `identity` and `weights` identify the checkpoint's weights. Raises ValueError for
+        another shape than the first checkpoint's.
+        """
         opened = self._opened()
         with _naming(self.label):
             table = measure(opened)
@@ -176,10 +193,11 @@ class _Step:
         return table
 
     def require_same_model(self, table: pd.DataFrame) -> None:
-        """Raise IncompatibleCheckpoint unless a stored table was made from this checkpoint.
+        """Raise IncompatibleCheckpoint unless the stored `table` was made from this checkpoint's weights and with its
+        hooks.
 
-        The checkpoint is loaded only if its weights cannot be identified otherwise. Raises ValueError for another
-        shape.
+        The checkpoint is loaded only if its weights cannot be identified otherwise. Raises ValueError for another shape
+        than the first checkpoint's.
         """
         stored, identity = table.attrs["identity"], loader_identity(self.load)
         if stored is not None and identity is not None:
@@ -202,7 +220,9 @@ class _Step:
         self._require_same_shape(table)
 
     def _require_same_shape(self, table: pd.DataFrame) -> None:
-        """Store the model's shape in `shapes`; raise ValueError if it differs from the first model's."""
+        """Store the model's sizes, from the attrs of `table`, in `shapes`; raise ValueError if they differ from the
+        first model's.
+        """
         self.shapes[self.label] = shape = table.attrs["shape"]
         first, expected = next(iter(self.shapes.items()))
         # A model read from files has fewer entries in its shape than a loaded model.
@@ -216,7 +236,9 @@ class _Step:
 
 @contextmanager
 def _naming(label: Label) -> Iterator[None]:
-    """Put the checkpoint's label in front of errors raised inside the block."""
+    """Put the checkpoint's label, such as "step 5: ", in front of the message of errors raised inside the `with` block.
+    TypeError becomes ValueError.
+    """
     try:
         yield
     except TlspectralError as error:
@@ -226,21 +248,29 @@ def _naming(label: Label) -> Iterator[None]:
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[LayerHead, LayerHead]]:
-    """Return pairs of heads as ((layer, head), (layer, head)). Raises BadHead, or ValueError for a wrong order."""
+    """Return (sender, receiver) pairs of heads as ((layer, head), (layer, head)).
+
+    Raises BadHead for something that is not a pair of heads, ValueError for a sender that is not in an earlier layer.
+    """
     if are_columns(pairs):
         raise BadHead(
             f"pairs=, a {type(pairs).__name__} of two lists or arrays, has two readings: (senders, receivers), or two "
             "pairs. Write list(zip(senders, receivers)) for the first, a list of tuples for the second"
         )
-    checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
+    checked = [
+        (head_pair(sender), head_pair(receiver)) for sender, receiver in pairs_in("pairs", pairs, "(sender, receiver)")
+    ]
     # Negative layers count from the end: their order is checked once a model is open.
     require_order(pair for pair in checked if (pair[0][0] < 0) == (pair[1][0] < 0))
     return checked
 
 
 def _joined(steps: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
-    """Join the tables of all steps into a history. Attrs that are equal at all steps are kept once, the rest by
-    step.
+    """Join the tables of all checkpoints into a new `HeadHistory` (`.heads`, `.summary`, `.composition`, `.positional`,
+    `.frequencies`).
+
+    `steps` has, by label, one table with all tables of the checkpoint. Attrs that are equal at all steps are kept once,
+    other attrs by step in `attrs["checkpoints"]`. `seed` is the seed of the simulated medians.
     """
     tables = {label: unbundled(table) for label, table in steps.items()}
     facts = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from tlspectral.errors.settings import checked_settings, require_path, whole_number
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import find_source
@@ -32,6 +33,7 @@ _STEP_LABEL = re.compile(r"(?:step|checkpoint)[-_]?(0|[1-9]\d*)")  # also as oth
 _NUMBER_ALONE = re.compile(r"[+-]?[\d.]+")
 
 
+@checked_settings
 def suite_checkpoints(
     suite: str | os.PathLike[str], steps: Iterable[int] | None = None
 ) -> list[tuple[int, Callable[[], Any]]]:
@@ -47,7 +49,12 @@ def suite_checkpoints(
     Args:
         suite: a folder with sub-folders `step{N}` or `checkpoint-{N}`, or the hub id of a Pythia or stanford-crfm
             model.
-        steps: training steps, rising. Default: all steps in the folder, or the 22 of `PYTHIA_STEPS` for a Pythia model.
+        steps: training steps, rising. Default: all steps in the folder, or the 22 of the paper for a Pythia model (0,
+            1, 2, 4, ..., 512, 1000, ..., 143000).
+
+    Returns:
+        A list of (step, load): the training step as an int, and a function without arguments that returns the
+        TransformerBridge of that step.
 
     Raises:
         FileNotFoundError: the path, or a step in the folder, does not exist.
@@ -73,20 +80,30 @@ def suite_checkpoints(
                 "(label, checkpoint) pairs"
             )
         steps = PYTHIA_STEPS
-    chosen = [int(step) for step in steps]
+    steps = list(steps)
+    chosen = [number for step in steps if (number := whole_number(step)) is not None]
+    if len(chosen) < len(steps):
+        raise ValueError(f"steps= must be a list of training steps, whole numbers; found {shown(steps)}")
     for step in chosen:
         find_source(name, checkpoint=step)
     return [(step, partial(load_model, name, checkpoint=step)) for step in chosen]
 
 
 def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], Any]]]:
-    """Return (label, function that loads the model) pairs of the `checkpoints` argument of `head_history`.
+    """Return (label, function that loads the model) pairs from the user's `checkpoints`: a name, a folder, a dict or a
+    list.
 
     Paths to training steps are sorted by step. A generator's checkpoints are made one by one. Labels are not checked.
+    Raises TypeError for another type.
     """
     if isinstance(checkpoints, str | os.PathLike):
+        require_path("checkpoints", checkpoints)
         return suite_checkpoints(checkpoints)
-    if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
+    if (
+        isinstance(checkpoints, nn.Module)
+        or not isinstance(checkpoints, Iterable)
+        or getattr(checkpoints, "shape", None) == ()
+    ):
         raise TypeError(
             "checkpoints= needs the hub name of a suite, a folder, a dict by step, or a list of names, folders, models "
             f"or (label, checkpoint) pairs; found {type(checkpoints).__name__}: put a single model into a list"
@@ -105,7 +122,9 @@ def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], A
 
 
 def source_of(load: Callable[[], Any]) -> Source | None:
-    """Return the source that `partial(load_model, name, ...)` reads; None for other functions."""
+    """Return the `Source` (name, revision and files) that the loader `load` reads if it is `partial(load_model, name,
+    ...)`; None for other functions.
+    """
     if not isinstance(load, partial) or load.func is not load_model or not load.args:
         return None
     named = isinstance(load.args[0], str | os.PathLike) and load.keywords.keys() <= {"revision", "checkpoint"}
@@ -113,7 +132,10 @@ def source_of(load: Callable[[], Any]) -> Source | None:
 
 
 def loader_identity(load: Callable[[], Any]) -> str | None:
-    """Return a text that identifies the weights without loading them; None for other functions and packaged models."""
+    """Return a text that identifies the weights that `load` would load, without loading them.
+
+    It has the commit of a hub model or the hash of local files. None for functions of other kinds and packaged models.
+    """
     source = source_of(load)
     if source is None or source.kind == "tiny":
         return None
@@ -123,7 +145,9 @@ def loader_identity(load: Callable[[], Any]) -> str | None:
 
 
 def check_labels(labels: Sequence[Any]) -> None:
-    """Raise ValueError unless all labels are rising training steps, or all are different names."""
+    """Raise ValueError unless all labels of checkpoints are rising training steps (whole numbers), or all are different
+    names.
+    """
     named = [isinstance(label, str) and _NUMBER_ALONE.fullmatch(label) is None for label in labels]
     for label, is_name in zip(labels, named, strict=True):
         if not is_name and (isinstance(label, bool) or not isinstance(label, Integral) or int(label) < 0):
@@ -145,12 +169,16 @@ def check_labels(labels: Sequence[Any]) -> None:
 
 
 def called(label: Label) -> str:
-    """Return the name of a checkpoint in messages: `step 5`, or its name in quotes."""
+    """Return the name of a checkpoint for messages: "step 5", or the label itself in quotes."""
     return repr(label) if isinstance(label, str) else f"step {label}"
 
 
 def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
-    """Return the label of an entry of the list, and the function that loads its model."""
+    """Return the label and the loader of `item`, an entry of `checkpoints`: a name, folder, model, or pair (label,
+    checkpoint).
+
+    The loader is a function without arguments that returns the model. Raises TypeError or ValueError for another entry.
+    """
     if isinstance(item, tuple | list) and len(item) == 2:
         label, checkpoint = item
         label = int(label) if isinstance(label, Integral) and not isinstance(label, bool) else label
@@ -180,6 +208,6 @@ def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
 
 
 def _label(name: str, last_part: str) -> Label:
-    """Return the training step in `last_part` (such as step512), else `name`."""
+    """Return the training step in `last_part`, such as 512 for "step512"; else the whole `name`."""
     match = _STEP_LABEL.fullmatch(last_part)
     return name if match is None else int(match[1])

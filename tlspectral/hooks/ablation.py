@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.errors import EditNotHonored
+from tlspectral.errors import EditNotHonored, shown
 from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges.receiving import EdgeReceiver, EdgeRun, EdgeSender
@@ -44,7 +44,7 @@ def ablate(
 ) -> AbstractContextManager[Any]:
     """Remove a part of some heads inside a `with` block.
 
-    Use it to see what a model does without the part: its text, its loss, or what later heads do.
+    Use it to see what a model does without the part: its text, its loss, or the attention of later heads.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -54,33 +54,33 @@ def ablate(
     ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
     1.7
 
-    After the block the model is as before, also after an exception. Everything that runs inside the block sees the
-    ablation: calls, `generate` (it runs without key/value cache there), `run_with_cache`, gradients and your own hooks.
+    After the block the model is as before, also after an exception. Everything inside the block sees the ablation:
+    calls, `generate` (it runs without key/value cache there), gradients and your own hooks.
 
     Args:
-        model: a TransformerBridge or HookedTransformer. `with ... as` gives it back.
+        model: a TransformerBridge or HookedTransformer.
         heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a table row, a list of these, or a DataFrame with the
             columns `layer` and `head`. An empty list changes nothing.
         part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output", or a value of `tls.parts`.
-        into: receivers: "L18H6.q", "L18KV2.k", a list of these, or `{"k": heads}`. Only their input loses the part;
-            they stand in later layers than `heads`. Default: the whole model loses the part.
+        into: receivers, that is queries, keys or values of later layers than `heads`: "L18H6.q", "L18KV2.k" (keys that
+            heads share), a list of these, or `{"k": heads}`. Only their input loses the part. Default: the whole model.
         task: prompts, needed for a part with a negative or named `at`, and for an `Output` that takes its values from
             the task. Run all prompts of the task in one batch.
+
+    Returns:
+        A context manager. `with ... as` gives the same model; there is no table.
 
     Raises:
         BadHead: a head or receiver does not exist.
         ValueError: the part is unknown, lacks a setting, or does not fit the model, the task or the run; or a receiver
             reads before a head writes.
-        UnsupportedArchitecture: the part needs rotary positions and the layer has none; with `into`, the residual
+        UnsupportedArchitecture: the part needs rotary positions and the layer has none; or, with `into`, the residual
             stream is not the sum of what heads and MLPs write.
-        EditNotHonored: the model discards the edit or is given a key/value cache; another hook edits what the ablation
-            needs; or another open block removes a part of the same head and the two parts do not add up.
+        EditNotHonored: the model ignores the edit, a key/value cache is in use, or other hooks or blocks conflict.
 
-    Not established: that training needed the part. Parts differ in size: compare the effect with
-    `ablation_sweep(control="random")`. With `into`, paths over other heads and MLPs stay, so an edge without effect
-    does not show that the head does not matter to the receiver.
-
-    More: docs/parts.md, docs/wiring.md
+    Not established: that training needed the part. Parts differ in size: compare with
+    `ablation_sweep(control="random")`. With `into`, other paths stay, so an edge without effect does not show that the
+    head is useless to the receiver. More: docs/parts.md, docs/wiring.md
     """
     return _context(model, _checked(model, heads, part, into, task))
 
@@ -124,35 +124,51 @@ def ablation_hooks(
     True
 
     Args:
-        model, heads, part, into, task: as in `ablate`.
+        model: a TransformerBridge or HookedTransformer. Run the hooks on this model.
+        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a table row, a list of these, or a DataFrame with the
+            columns `layer` and `head`.
+        part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output", or a value of `tls.parts`.
+        into: receivers such as "L18H6.q", "L18KV2.k" or `{"k": heads}`: only their input loses the part. Default: the
+            whole model loses it.
+        task: prompts, for a part that takes positions or replacement values from them. Default: None.
 
     Returns:
         A list of pairs (name of a hook point, hook), in the order in which the hooks act. Printed, it has a line per
         hook: the hook point, the heads, and what the hook reads or replaces.
 
-    Raises: as `ablate`.
+    Raises:
+        BadHead: a head or receiver does not exist.
+        ValueError: the part is unknown, lacks a setting or does not fit the model or the task; or a receiver reads
+            before a head writes.
+        UnsupportedArchitecture: the layer does not have this part, or its residual stream is not the sum of its writes.
+        EditNotHonored: the model ignores the edit. A run raises it if a key/value cache is in use or another hook edits
+            what the ablation needs.
 
-    Use one list in one run at a time, and in one thread: the hooks keep queries and keys of a run, and TransformerLens
-    adds and removes hooks for all threads. `ablate` refuses a second thread; this list does not.
+    Not established: that the part matters; see `ablate`. Use one list in one run at a time and in one thread, because
+    the hooks keep queries and keys of a run. `ablate` refuses a second thread; this list does not.
     """
     request = _checked(model, heads, part, into, task)
     return _Hooks(request, request.hooks())
 
 
 def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> _Request:
-    """Check the arguments of `ablate` as far as possible without a run of the model, and return them as a `_Request`.
+    """Check the arguments of `ablate` without a run of the model, and return them as a `_Request`.
 
-    Raises BadHead, ValueError, TypeError, UnsupportedArchitecture.
+    `model` is the model, `part` the part to remove or its name. `into` are the receivers whose input loses the part;
+    None: the whole model loses it. `task` is a `Task`, a task's name or None; its prompts turn a named or negative
+    position of the part into numbers. Raises ValueError for such a position without a task, for an unknown part, or for
+    a receiver that reads before a head writes; BadHead for heads or receivers that do not exist; TypeError for an
+    unusable part of the user; UnsupportedArchitecture if a model cannot have `into`.
     """
     removed, view = part_of(part), attention_view(model)
     if task is not None:
         removed = removed.fixed(view, task_sequences(view, task_of(task)))
     if isinstance(removed.at, str):
-        raise ValueError(f"at={removed.at!r} names a position of a task: give task= too")
+        raise ValueError(f"at={shown(removed.at)} names a position of a task: give task= too")
     if removed.at is not None and int(torch.as_tensor(removed.at).min()) < 0:
         raise ValueError(
-            f"at={removed.at!r} counts from the end of each prompt, and a run does not show where prompts end: give "
-            "task= too, or count from the first token"
+            f"at={shown(removed.at)} counts from the end of each prompt, and a run does not show where prompts end: "
+            "give task= too, or count from the first token"
         )
     by_layer = heads_by_layer(view, heads)
     if into is None:
@@ -164,7 +180,11 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
 
 
 class _Hooks(list[Hook]):
-    """A `fwd_hooks` list whose printed form has a line per hook: hook point, heads, and what is read or replaced."""
+    """A list of pairs (hook point, hook) that `ablation_hooks` returns; it is passed to a model as `fwd_hooks`.
+
+    `hooks` are the pairs. `request` is the checked call of `ablation_hooks`, whose heads and part are shown when the
+    list is printed. Printed, it has a line per hook: hook point, heads, and what the hook reads or replaces.
+    """
 
     def __init__(self, request: _Request, hooks: Iterable[Hook]):
         super().__init__(hooks)
@@ -180,9 +200,10 @@ class _Request:
 
     Attributes:
         view: the model.
-        by_layer: from layer to heads.
-        part: what is removed.
-        ends: the receivers whose input loses the part; None: the whole model loses it.
+        by_layer: dict from layer to the heads that lose the part.
+        part: the part of a head that is removed.
+        ends: the receivers (queries, keys or values of heads) whose input loses the part; None: the whole model loses
+            it.
     """
 
     view: AttentionView
@@ -203,7 +224,11 @@ class _Request:
         return named + (f" and {len(heads) - _NAMED} others" if len(heads) > _NAMED else "")
 
     def description_of(self, hook: Callable[..., Any]) -> str:
-        """Return in words which heads one of the hooks reads, or which part it removes."""
+        """Return text on one hook of this request: its heads, and what it reads or removes, such as "L0H3, read".
+
+        `hook` is the hook function. A hook that only forgets stored activations gives "drops activations that an
+        earlier run left".
+        """
         while isinstance(hook, partial | OfQueries):
             hook = hook.func if isinstance(hook, partial) else hook.hook
         owner = getattr(hook, "__self__", None)
@@ -219,7 +244,8 @@ class _Request:
     def require_apart(self, others: Iterable[_Request]) -> None:
         """Raise EditNotHonored if another open `ablate` block removes a part of one of these heads.
 
-        Two blocks on one head are allowed if `_add_up` says that their parts add up.
+        `others` are the requests of the open blocks. Two blocks on one head are allowed if `_add_up` says that removing
+        their parts one after the other equals removing both at once.
         """
         for other in others:
             for layer, heads in self.by_layer.items():
@@ -232,7 +258,12 @@ class _Request:
                     )
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks that remove the part, after short runs that prove that they change the logits."""
+        """Return the `fwd_hooks` list that removes the part from these heads, or only from the receivers' input.
+
+        First, short runs of the model prove that such an edit changes the logits. Raises EditNotHonored if it does not.
+        With receivers, raises UnsupportedArchitecture if the residual stream is not the sum of the writes, and warns if
+        the edit of a receiver changes heads that the user did not name.
+        """
         view, ends = self.view, self.ends
         ablations = [
             LayerAblation(view, view.layer(index), self.by_layer[index], bound)
@@ -258,12 +289,17 @@ class _Request:
 
 
 _SUMMANDS = {"symmetric", "antisymmetric", "rope_phase"}
-"""Parts that sum to the score, so removing two of them one after the other equals removing both at once."""
+"""Parts that add up to the score, so removing two of them one after the other equals removing both at once."""
 _NAMED = 6  # heads in a message
 
 
 def _add_up(view: AttentionView, layer: int, part: Part, second_part: Part) -> bool:
-    """Return whether removing two parts of one head one after the other equals removing both at once."""
+    """Return True if removing two parts of one head one after the other equals removing both at once.
+
+    `part` and `second_part` are the parts, `view` and `layer` the model and layer of the head. True for different parts
+    out of M_S, M_A and Im(M_t), for parts at different positions, and for different rotary frequencies. False for any
+    other two parts.
+    """
     kinds = {part.acts_on, second_part.acts_on}
     if kinds == {"z"}:
         return _apart(part.at, second_part.at)
@@ -283,9 +319,9 @@ def _add_up(view: AttentionView, layer: int, part: Part, second_part: Part) -> b
 
 
 def _apart(first: Any, second: Any) -> bool:
-    """Return whether two `at` values share no position in any prompt.
+    """Return True if two `at` values of parts have no token position in common in any prompt.
 
-    Each is one position for all prompts, one per prompt, or None for all positions.
+    `first` and `second` are each one position for all prompts, one per prompt, or None for all positions (then False).
     """
     if first is None or second is None:
         return False

@@ -26,11 +26,11 @@ class HeadCapture:
 
     Attributes:
         view: the model.
-        layer: the folded weights of the layer.
-        heads: query heads of the layer.
-        stacked: the batch is len(heads) copies of one batch, one after the other. The i-th entry of `heads` is then
-            read and edited only in the i-th copy. A head may stand in `heads` several times.
-        seen: activations captured so far in this run: from thread to name of the point to tensor.
+        layer: the layer's weights, norms folded in.
+        heads: indices of query heads of the layer.
+        stacked: True if the batch is len(heads) copies of one batch, one after the other. The i-th entry of `heads` is
+            then read and edited only in the i-th copy. A head may stand in `heads` several times.
+        seen: activations kept so far in this run: dict from thread to dict from short name of the hook point to tensor.
     """
 
     view: AttentionView
@@ -44,25 +44,34 @@ class HeadCapture:
 
     @property
     def head_names(self) -> str:
-        """Names of the heads, joined by commas: "L5H1, L5H3"."""
+        """Names of this object's heads, joined by commas: "L5H1, L5H3"."""
         return ", ".join(head_name(self.layer.layer, head) for head in self.heads)
 
     @property
     def names(self) -> dict[str, str]:
-        """From short names ("query", "scores", "z", ...) to the names of the layer's hook points."""
+        """Dict from short names ("query", "scores", "z", ...) to the full names of the layer's hook points."""
         return self.view.hook_names(self.layer.layer)
 
     def holders(self, *points: str) -> list[Hook]:
-        """Return hooks that keep the activations of these points; points that the layer lacks are left out."""
+        """Return pairs (hook point, hook) that keep the activations at these hook points, given by short names.
+
+        A hook keeps its activation by `hold` and changes nothing. Points that the layer lacks are left out.
+        """
         names = self.names
         return [(names[point], partial(self.hold, point)) for point in points if point in names]
 
     def hold(self, point: str, activation: Tensor, hook: Any = None) -> None:
-        """Keep an activation of this run under the short name of its point."""
+        """Keep an activation of this run and thread in `seen`, under the short name of its hook point, `point`.
+
+        `hook` is not used.
+        """
         self.seen.setdefault(get_ident(), {})[point] = activation
 
     def taken(self, point: str) -> Tensor:
-        """Return an activation that `hold` kept, and forget it. Raise EditNotHonored if `hold` was not called."""
+        """Return an activation that `hold` kept under the short name `point`, and forget it.
+
+        Raises EditNotHonored if `hold` was not called in this run.
+        """
         seen = self.seen.get(get_ident(), {})
         if point not in seen:
             raise EditNotHonored(
@@ -72,9 +81,9 @@ class HeadCapture:
         return seen.pop(point)
 
     def selected(self, whole: Tensor, heads: list[int] | None = None, *, heads_axis: int) -> Tensor:
-        """Return the entries of the heads along `heads_axis`.
+        """Return the entries of some heads of the tensor `whole` along `heads_axis`. Default: this object's heads.
 
-        In a stacked batch, take the i-th head from the i-th copy.
+        `whole` has all heads of the layer. In a stacked batch, take the i-th head from the i-th copy of the batch.
         """
         heads = self.heads if heads is None else heads
         copy, head = head_indices(tuple(heads), whole.device)
@@ -83,7 +92,10 @@ class HeadCapture:
         return whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)[copy, head].movedim(0, heads_axis)
 
     def with_replaced(self, whole: Tensor, replacement: Tensor, *, heads_axis: int) -> Tensor:
-        """Return a copy of `whole` in which the heads hold `replacement`, shaped as `selected` returns it."""
+        """Return a copy of `whole` in which this object's heads have the values `replacement`.
+
+        `replacement` has the shape that `selected` returns, `heads_axis` is the axis of heads.
+        """
         edited, (copy, head) = whole.clone(), head_indices(tuple(self.heads), whole.device)
         if not self.stacked:
             edited.movedim(heads_axis, 0)[head] = replacement.movedim(heads_axis, 0)
@@ -93,12 +105,19 @@ class HeadCapture:
         return edited
 
     def scores_of_run(self) -> HeadScores:
-        """Compute the heads' scores from the queries, keys and rotation of this run, and forget these."""
+        """Return the heads' scores, computed from the kept queries, keys and rotation of this run, and forget these.
+
+        Raises EditNotHonored if queries or keys were not kept in this run.
+        """
         q, k = self.taken("query"), self.taken("key")
         return self.scores_of(q, k, self.rotation(q.shape[1]))
 
     def scores_of(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> HeadScores:
-        """Compute the heads' scores from the activations `q` of `hook_q` and `k` of `hook_k`."""
+        """Return the heads' `HeadScores`, computed from queries `q`, keys `k` and the rotation.
+
+        `q` and `k` are the activations of `hook_q` and `hook_k`. `rotation` has cos and sin of the run, or is None
+        without rotary positions. Raises ValueError if the run is longer than the layer's score scale allows.
+        """
         require_even_scale(self.layer, self.layer.layer, q.shape[1])
         # Gradients go through gains and folded biases, so these must come from the model's own tensors.
         weights = self.view.raw(self.layer.layer) if torch.is_grad_enabled() else self.layer
@@ -108,7 +127,11 @@ class HeadCapture:
         return replace(head_scores, layer=self.layer)  # with and without gradients a part sees the same layer
 
     def rotation(self, n_positions: int) -> Rotation | None:
-        """Return the rotation that this run applied to the heads at its positions; None without rotary positions."""
+        """Return the rotary cos and sin that this run applied to this object's heads; None without rotary positions.
+
+        `n_positions` is the number of tokens of the run. Tables that the run showed are taken from `seen` and
+        forgotten; a layer that shows none gives its own tables for positions 0, 1, ...
+        """
         geometry = self.layer.rotary
         if geometry is None:
             return None
@@ -125,7 +148,10 @@ class HeadCapture:
         return Rotation(geometry, cos, sin).of_heads(self.heads)
 
     def require_lengths(self, *lengths: int) -> None:
-        """Raise EditNotHonored unless all lengths are equal; they differ if the run uses a key/value cache."""
+        """Raise EditNotHonored unless all lengths, in tokens, are equal.
+
+        They differ if the run uses a key/value cache.
+        """
         if len(set(lengths)) > 1:
             raise EditNotHonored(
                 f"layer {self.layer.layer}: scores, queries and keys of this run have different lengths {lengths}: a "
@@ -136,7 +162,8 @@ class HeadCapture:
     def require_own_scores(self, scores: Tensor, head_scores: HeadScores) -> None:
         """Raise EditNotHonored if the model's scores differ from `head_scores`, computed from its queries and keys.
 
-        The scores are scaled and capped. Unmasked pairs of the first sequence are compared.
+        `scores` are the model's scaled and capped scores of all heads, `head_scores` the computed ones of this object's
+        heads. Unmasked pairs of the first sequence are compared.
         """
         # ALiBi is subtracted below: implementations differ by a constant in each query's row.
         rebuilt = softcapped(head_scores.first().whole(), self.layer.softcap)
@@ -164,27 +191,34 @@ class HeadCapture:
         )
 
     def prove_scores(self) -> None:
-        """Prove by a short run that edits of the scores change the logits, and that the scores follow from q and k.
+        """Raise EditNotHonored unless a short run shows that edits of the scores change the logits.
 
-        Raises EditNotHonored.
+        Also raises if the model's scores do not follow from its queries and keys.
         """
         require_honoured(self.view, self.layer.layer, "scores", checks=partial(own_scores_required, self.view))
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
-        """Return the values that each head reads, from the activation of `hook_v`, with dtype and device of `like`."""
+        """Return the values that each of this object's heads reads, from the activation `captured` of `hook_v`.
+
+        They get the dtype and device of the tensor `like`. Heads that share values get copies.
+        """
         by_head = self.layer.values(captured)
         heads = keys_read(self.heads, self.layer.n_heads, by_head.shape[2])
         return self.selected(by_head, heads, heads_axis=2).transpose(1, 2).to(like)
 
     def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-        """Return a mask shaped as `scores`: True where the query may attend to the key."""
+        """Return a mask with the shape of `scores`: True where the query may attend to the key.
+
+        `scores` are scores of this layer as the model shows them, [..., query, key].
+        """
         return self.view.reader.unmasked(self.view.model, self.layer.layer, scores)
 
     def require_own_z(self, z: Float[Tensor, "batch pos heads d_head"], rebuilt: Tensor, *, delegated: bool) -> None:
-        """Raise EditNotHonored if the run's z differs from `rebuilt`, which was computed from its scores and values.
+        """Raise EditNotHonored if the run's `z` differs from `rebuilt`, which was computed from its scores and values.
 
-        `delegated`: the bridge computes attention itself and shows no scores. Otherwise rows of `rebuilt` that are 0
-        throughout belong to padding and are not compared.
+        z is the output of this object's heads before W_O; both tensors have one shape. `delegated`: True if the bridge
+        computes attention itself and shows no scores. Otherwise tokens at which `rebuilt` is 0 in all heads are padding
+        and are not compared.
         """
         # Compared per token: one padded sequence must not be hidden in a large batch.
         blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
@@ -200,7 +234,10 @@ class HeadCapture:
         require_close(off, size.clamp_min(size.mean()), z.dtype, "live z", *text_and_advice, EditNotHonored)
 
     def not_of_own_keys(self, what: str) -> tuple[str, str]:
-        """Return the text and the advice of an error: `what` of the heads does not follow from the run's own keys."""
+        """Return two texts for an error of a layer whose bridge computes attention itself: the problem, and the advice.
+
+        `what` is the quantity that does not follow from the run's own keys, such as "pattern".
+        """
         return (
             f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} "
             "does not follow from this run's own keys; they differ",
@@ -210,7 +247,11 @@ class HeadCapture:
 
 
 def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
-    """Return hooks that raise EditNotHonored if a layer's scores do not follow from its queries and keys."""
+    """Return hooks that raise EditNotHonored if a layer's scores do not follow from its queries and keys.
+
+    The result is a list of pairs (hook point, hook). The hooks keep queries and keys of the run and compare them with
+    its scores; they change no activation. `view` is the model.
+    """
     names, held = view.hook_names(layer), {}
 
     def compare(scores: Tensor, hook: Any) -> None:
@@ -228,9 +269,9 @@ def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
 
 @lru_cache(maxsize=256)
 def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two index tensors [heads]: 0, 1, 2, ... and the heads.
+    """Return two index tensors [heads] on a device: 0, 1, 2, ... (as many as there are heads), and the heads.
 
-    Cached, because lists are copied to a GPU at each use.
+    The result is cached, because lists would be copied to a GPU at each use.
     """
     with torch.inference_mode(False):
         return torch.arange(len(heads), device=device), torch.tensor(heads, dtype=torch.long, device=device)

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Float64, UInt8
 from torch import Tensor
 
-from tlspectral.errors import did_you_mean
+from tlspectral.errors import did_you_mean, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.sinks import LEAST
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, KEPT_CONTROLS, LEVELS, Removal, Wall
 from tlspectral.hooks.parts import Output
@@ -42,7 +43,7 @@ SENTENCES = (
 """Default sentences: a packaged model gets all three, any other model the first."""
 
 BESIDE_OTHERS = 12
-"""How many of the largest effects are compared with the other heads of their layers."""
+"""How many of the heads with the largest effects are compared with the other heads of their layers."""
 
 _JUDGES = 4  # queries behind a key that may be a second sink, at least
 _WATCHED = 5  # most probable next tokens
@@ -50,9 +51,9 @@ _SEGMENT = 8  # ids of a segment that is repeated for a model without a tokenize
 
 
 def first_sentences(model: Any) -> list[Any]:
-    """Return the default sentences of a report: three for a packaged model, one for any other model.
+    """Return the default sentences of a report as a list: three texts for a packaged model, one for any other model.
 
-    A model without a tokenizer gets an array of token ids: its start token, then eight random ids twice.
+    A model without a tokenizer gets one tensor of token ids [pos]: its start token, then eight random ids twice.
     """
     with measured(model, report_hooks=False) as view:
         if getattr(view.model, "tokenizer", None) is None:
@@ -62,6 +63,7 @@ def first_sentences(model: Any) -> list[Any]:
         return list(SENTENCES if name in PACKAGED else SENTENCES[:1])
 
 
+@checked_settings
 def wall(
     model: Any,
     prompt: Any = None,
@@ -74,7 +76,8 @@ def wall(
 
     Use it for a first look at a model, or at one prompt of a task.
 
-        wall = tls.hooks.wall(model, "When Mary and John went to the store, John gave a drink to")
+        wall = tls.hooks.wall(model, "The war lasted from the year 1732 to the year 17")
+        wall.removal.effects["delta"]  # effect of removing each head
         tls.report.report(tls.analyze_heads(model), "report.html", walls=wall)
 
     Each head's output is set to zero, one head at a time. The effect is the change of the probability of the model's
@@ -82,24 +85,25 @@ def wall(
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: text, or an array of token ids [pos], of 2 to 128 tokens. Default: a sentence about Mary and John; for
-            a model without a tokenizer eight random ids, twice.
+        prompt: text, or an array of token ids [pos], of 2 to 128 tokens. Default: a sentence about Mary and John; for a
+            model without a tokenizer eight random ids, twice.
         task: prompts with a metric of the next token after each prompt, such as `tls.logit_difference(...)`; give it
             instead of `prompt`. Attention and probabilities are shown for its first prompt.
-        removal: whether to remove heads. Default: True. In an encoder no head is removed.
-        control: compares an effect with the effects of the other heads of its layer. Default: for the twelve largest
-            effects. "random": for all effects.
+        removal: False only shows attention. Default: True, heads are removed (never in an encoder).
+        control: compares a head's effect with the effects of the other heads of its layer. Default: for the twelve
+            largest effects. "random": for all effects.
 
     Returns:
-        A `Wall`. `wall.table()` can be written with `tls.write_table`. Columns: `layer, head, name, kv_head,
-        pattern, second_sink, second_sink_share, probabilities?, top_token?, top_probability?, delta?, delta_se?,
-        control_delta?, control_p?, control_p_floor?`.
+        A `Wall`: `.tokens`, `.heads` (a row per head), `.attention` ([heads, query, key], 0 to 1) and `.removal` (a
+        `Removal` with `.effects`, or None). `wall.table()` is a DataFrame for `tls.write_table`. Columns: `layer, head,
+        name, kv_head, pattern, second_sink, second_sink_share, probabilities?, top_token?, top_probability?, delta?,
+        delta_se?, control_delta?, control_p?, control_p_floor?`.
 
     Raises:
         ValueError: both prompt and task, several prompts, fewer than 2 or more than 128 tokens, or a task that does not
             measure the next token after each prompt.
         UnsupportedArchitecture: a layer does not return its attention, or a task is given for an encoder.
-        EditNotHonored: the model discards the edit.
+        EditNotHonored: the model ignores the edit.
 
     Not established: why a head attends where it does, or what it does on other text. Other heads may replace a removed
     one. One sentence gives no standard error, and among many heads some effects are large by chance.
@@ -107,7 +111,9 @@ def wall(
     if prompt is not None and task is not None:
         raise ValueError("prompt= and task= were both given: give one; the sentence of a task is its first prompt")
     if control not in (None, "random"):
-        raise ValueError(f"control must be None or 'random', not {control!r}{did_you_mean(str(control), ['random'])}")
+        raise ValueError(
+            f"control must be None or 'random', not {shown(control)}{did_you_mean(str(control), ['random'])}"
+        )
     if prompt is None and task is None:
         prompt = first_sentences(model)[0]
     with measured(model) as view:
@@ -148,7 +154,11 @@ def wall(
 
 
 def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSequences:
-    """Return the sequences of a task, or of the one prompt with a placeholder metric. Raises ValueError."""
+    """Return the tokenized prompts of `task`, or without a task the one `prompt` with a placeholder metric.
+
+    `view` is the model. The placeholder is the probability of token id 0, which is replaced later. Raises ValueError
+    for several prompts, and for a task that does not read exactly the last position of each prompt.
+    """
     if task is None:
         packed = packed_prompts(view, prompt)
         if len(packed.tokens) != 1:
@@ -172,11 +182,12 @@ def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSeque
 def _second_sinks(
     levels: UInt8[np.ndarray, "heads query key"], layers: list[int], *, causal: bool
 ) -> dict[int, tuple[int, float]]:
-    """Return a dict from layer to its second sink: (position of the key, its attention); (-1, NaN) without one.
+    """Return a dict from layer to its second attention sink: (position of the key, attention); else (-1, NaN).
 
-    The first key is left out. The attention of a key is a mean over the layer's heads and over at least 4 later
-    queries; in an encoder over all other queries. A sink gets more than .15, and more than twice an even share of the
-    keys that these queries see. `attention_sinks` asks for more and would find no sink in so short a prompt.
+    `levels` is attention as integers from 0 to 255, `layers` the layer of each head, `causal` True for a decoder. The
+    first key is left out. The attention of a key is a mean over the layer's heads and over at least 4 later queries; in
+    an encoder over all other queries. A sink gets more than .15, and more than twice an even share of the keys that
+    these queries see. `attention_sinks` has stricter bounds and would find no sink in so short a prompt.
     """
     n, second_sinks = levels.shape[1], {}
     for layer in dict.fromkeys(layers):
@@ -197,14 +208,21 @@ def _probabilities(logits: Float[Tensor, "*copies d_vocab"]) -> Float64[Tensor, 
 def _probability(
     answer: int, logits: Float[Tensor, "sequences predicted d_vocab"], tokens: Tensor, mask: Tensor
 ) -> Float64[Tensor, "sequences"]:
-    """Return the probability of the token `answer` at the last position of each sequence: the metric without a task."""
+    """Return the probability of the token id `answer` at the last position of each sequence: the metric without a task.
+
+    `logits` are the logits at the positions that the metric reads. `tokens` and `mask` are not used; every metric gets
+    them.
+    """
     return _probabilities(logits[:, -1])[:, answer]
 
 
 class _WithoutEach(NamedTuple):
-    """Results of the runs without each head: values per prompt, and next-token probabilities after the first prompt.
+    """Results of the runs in which the output of one head is zero. Axis 0 has one run per head, in the order of layers.
 
-    `top` is the id and the probability of the most probable token.
+    Attributes:
+        values: the metric of each prompt.
+        watched: probability of each watched token (chosen once, before heads are removed) after the first prompt.
+        top: for each run, the most probable token after the first prompt in this run: its id and its probability.
     """
 
     values: Float64[np.ndarray, "heads sequences"]
@@ -215,7 +233,11 @@ class _WithoutEach(NamedTuple):
 def _without_each(
     intact: IntactRun, sequences: TaskSequences, by_layer: dict[int, list[int]], watched: list[int]
 ) -> _WithoutEach:
-    """Run the prompts with the output of each head set to zero, in the order of layers and heads."""
+    """Run the prompts with the output of one head set to zero, for each head in `by_layer`; return the `_WithoutEach`.
+
+    `intact` is the run without ablation, `sequences` the prompts with their metric, `by_layer` a dict from layer to
+    heads, `watched` the ids of the tokens whose next-token probabilities are kept. A bar shows the progress.
+    """
     view, part = intact.view, Output("zero").fixed(intact.view, sequences)
     bound = bound_parts(part, view, by_layer, every=True)
     layers = [LayerReplays(view, sequences, layer, heads, bound[layer]) for layer, heads in by_layer.items()]
@@ -241,7 +263,12 @@ def _without_each(
 def _removal(
     view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]], of_task: bool, control: str | None
 ) -> Removal:
-    """Remove each head in turn on the sequences, and return probabilities and effects."""
+    """Run the prompts, set the output of each head to zero in turn, and return the `Removal` with all effects.
+
+    `sequences` are the prompts with their metric, `by_layer` is a dict from layer to heads. `of_task`: True measures
+    the task's metric; False the probability of the model's own next token. `control`: "random" compares every head with
+    the other heads of its layer; None only the twelve with the largest effects.
+    """
     intact, logits = _intact(view, sequences, by_layer)
     probabilities = _probabilities(logits[0, -1])
     top = probabilities.topk(min(_WATCHED, len(probabilities))).indices.tolist()
@@ -275,7 +302,11 @@ def _removal(
 def _intact(
     view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]]
 ) -> tuple[IntactRun, Float[Tensor, "sequences predicted d_vocab"]]:
-    """Run the prompts without ablation. Return the run, from which layers can be replayed, and the logits."""
+    """Run the prompts without ablation. Return the run and its logits at the metric's positions.
+
+    `view` is the model. `sequences` are the prompts with their metric. The run keeps the residual streams from which
+    the layers in `by_layer` (dict from layer to heads) can be run again.
+    """
     batches: list[Tensor] = []
     intact = intact_run(
         view,
@@ -289,7 +320,7 @@ def _intact(
 
 
 def _has_errors(sequences: TaskSequences) -> bool:
-    """Return whether the task has enough distinct prompts for standard errors (8)."""
+    """Return True if `sequences`, the prompts of a task, has 8 or more distinct prompts, enough for standard errors."""
     distinct = len(sequences.tokens) if sequences.distinct is None else int(sequences.distinct.max()) + 1
     return distinct >= FEWEST_PROMPTS
 
@@ -301,9 +332,12 @@ def _effects(
     *,
     every: bool,
 ) -> pd.DataFrame:
-    """Return a row per head: its effect, and a comparison with the other heads of its layer.
+    """Return a DataFrame with a row per head: `delta, delta_se`, and `control_delta, control_p, control_p_floor`.
 
-    `every`: compare all heads; otherwise the twelve with the largest effects.
+    `deltas` are effects of removing each head, in the order of `by_layer` (dict from layer to heads). The control of a
+    head are the effects of the other heads of its layer. `every`: True compares all heads; otherwise the twelve with
+    the largest effects. Rows that are not compared have NaN. `delta_se` is NaN for fewer than 8 distinct prompts in
+    `sequences`.
     """
     size = np.abs(deltas.mean(1))
     compared = set(range(len(deltas)) if every else np.argsort(-size, kind="stable")[:BESIDE_OTHERS].tolist())
@@ -323,10 +357,13 @@ def _effects(
 
 
 def removal_seconds(model: Any, prompt: Any = None, *, task: Task | None = None) -> float:
-    """Estimate the CPU seconds that `wall` needs to remove all heads on one sentence.
+    """Estimate the CPU seconds that `wall` needs to remove all heads on one sentence; return a float.
 
-    The heads of the first layer are removed and timed. Heads of later layers cost less, because only the layers from
-    theirs on run again: with L layers, the last one costs 1 / L of the first.
+        tls.hooks.head_wall.removal_seconds(model, "The war lasted from 1732 to 17")
+
+    `model`, `prompt` (default: the first of `first_sentences`) and `task` are the arguments of `wall`. The heads of the
+    first layer are removed and timed. Heads of later layers cost less, because only their own and later layers run
+    again: with L layers, the last one costs 1 / L of the first.
     """
     with measured(model, report_hooks=False) as view:
         by_layer = heads_by_layer(view, None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors.settings import checked_settings, pairs_in
 from tlspectral.models.attention.tolerances import Quantity, noise_of
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user_hooks
@@ -45,13 +46,16 @@ _POINTS = ("residual", "z", "attention_out", "mlp_out", "residual_after")
 
 @dataclass(frozen=True)
 class HookCheck:
-    """Result of `check_hook`.
+    """Result of `tls.hooks.check_hook(model, hook, "L0H1")`: whether a hook removes exactly the output of one head.
 
     Attributes:
-        exact: whether the hook removes the whole output of the head and changes nothing else.
-        found: sentences that say what the hook changes.
-        heads: a row per head whose output the hook changes: `layer, head, name, removed, changed`. Changes that only
-            follow from a change in an earlier layer are not counted.
+        exact: True if the hook removes the whole output of the head and changes nothing else.
+        found: list of sentences that say what the hook changes.
+        heads: a row per head whose output the hook changes: `layer, head, name`, `removed` (share of the head's write
+            that is taken away: 1 all, 0 none) and `changed` (norm of the change over norm of the write). Changes that
+            only follow from a change in an earlier layer are not counted.
+
+    Not established: that this is the right ablation for a question; `exact` says only that the hook does it.
     """
 
     exact: bool
@@ -66,6 +70,7 @@ class HookCheck:
         return html_rows("Hook", rows) + (self.heads.to_html() or "")
 
 
+@checked_settings
 def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: Any = None) -> HookCheck:
     """Check whether a hook of your own removes exactly the output of one head.
 
@@ -88,11 +93,12 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         hook: a TransformerLens `fwd_hooks` list, placed on the model for the check. None: check everything of yours
             that acts in the model now (TransformerLens hooks, PyTorch hooks, replaced forwards).
         head: "L5H1", (5, 1) or a table row: the head that the hook should remove.
-        prompts: one or more prompts, as for `Task`, run three times. Default: 2, 1 and 3 rows of arbitrary tokens, 33,
-            6 and 11 tokens long.
+        prompts: one or more prompts, as text or token ids, run three times. Default: 2, 1 and 3 rows of arbitrary
+            tokens, 33, 6 and 11 tokens long.
 
     Returns:
-        A `HookCheck`: `exact` (True or False), `found` (sentences) and `heads` (a table of the changed heads).
+        A `HookCheck`: `.exact` (True or False), `.found` (list of sentences) and `.heads` (DataFrame, a row per changed
+        head: `layer, head, name, removed, changed`; the last two are shares of the head's write).
 
     Raises:
         BadHead: the head does not exist.
@@ -108,7 +114,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         pair = one_head(view, head)
         probes = _probes(view) if prompts is None else [packed_prompts(view, prompts).tokens] * 3
         origin = view.origin()
-        hooks, checked = None if hook is None else [*hook], []
+        hooks, checked = None if hook is None else pairs_in("hook", hook, "(hook point, function)"), []
         with torch.no_grad():
             for tokens in probes:
                 heads, sentences, removes_all = _compared(view, tokens, hooks, pair)
@@ -127,7 +133,11 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
 
 
 def _probes(view: AttentionView) -> list[Tensor]:
-    """Return three batches of random tokens from the middle half of the vocabulary, all different if it has enough."""
+    """Return three tensors of random token ids, [2, 33], [1, 6] and [3, 11], for the runs of `check_hook`.
+
+    Ids are from the middle half of the vocabulary, and all different if it has enough. Rows are cut to the model's
+    longest prompt.
+    """
     some = torch.randperm(max(1, view.d_vocab // 2), generator=torch.Generator().manual_seed(0)) + view.d_vocab // 4
     shapes = [(rows, min(length, view.n_ctx)) for rows, length in _SHAPES]
     sizes = [rows * length for rows, length in shapes]
@@ -136,7 +146,10 @@ def _probes(view: AttentionView) -> list[Tensor]:
 
 
 def _elsewhere(model: Any) -> Iterator[str]:
-    """Yield a sentence if the user's hooks are on the transformers model that `load_model` has copied."""
+    """Yield a sentence if the user's hooks are on the transformers model that `load_model` copied.
+
+    Hooks there do not act in the copy, so the check would not see them.
+    """
     original = given_for(model)
     names = list(dict.fromkeys(acting.name for acting in acting_in(original))) if original is not None else []
     if original is None or not names:
@@ -155,7 +168,12 @@ def _elsewhere(model: Any) -> Iterator[str]:
 def _compared(
     view: AttentionView, tokens: Tensor, hooks: list[Hook] | None, pair: tuple[int, int]
 ) -> tuple[pd.DataFrame, list[str], bool]:
-    """Return a table of changed heads, sentences on all changes, and whether all of the head `pair` is removed."""
+    """Run the model with the hooks and without them; return changed heads, sentences, and whether the head is removed.
+
+    `tokens` are the token ids. `hooks` is a `fwd_hooks` list; None: the user's hooks that are on the model. `pair` is
+    (layer, head). The three results: a table of the heads whose write changes (`layer, head, removed, changed`),
+    sentences on all changes, and True if the whole write of the head `pair` is removed.
+    """
     layer, index = pair
     under = _run(view, tokens, hooks or ())
     for read_layer in view.layers:
@@ -205,9 +223,12 @@ def _stored(view: AttentionView) -> torch.dtype:
 def _run(
     view: AttentionView, tokens: Tensor, hook: Iterable[Hook], under: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Run the model and return its activations and logits, by name of the hook point.
+    """Run the model with the hooks `hook`; return a dict from hook point to activation, with the logits under "logits".
 
-    `under`: activations of another run; each layer then reads the residual stream of that run.
+    `tokens` are the token ids. The hook points are, for every layer: the stream before the layer, z (heads' outputs
+    before W_O, as W_O reads it), the outputs of attention and MLP, and the stream after the layer. The tensors are
+    copies. `under`: activations of another run. Each layer then reads the residual stream and the attention output of
+    that run, so changes do not spread to later layers.
     """
     seen: dict[str, Tensor] = {}
 
@@ -237,9 +258,11 @@ def _run(
 
 
 def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> None:
-    """Set z of a head to 0 in the activations `under` if the attention's output there lacks exactly this head's write.
+    """Set z of a head (its output before W_O) to 0 in `under` if the attention's output there lacks exactly its write.
 
-    A hook after W_O (`hook_result`, a replaced forward of `o_proj`) removes the write and leaves z as it is.
+    `view` is the model. `under` has the activations of the run with hooks, by hook point, and is changed in place; the
+    other heads of the layer stay. A hook after W_O (`hook_result`, a replaced forward of `o_proj`) removes the write
+    and leaves z as it is.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     z = z_of(in_float64(under[name]), writes.w_o)
@@ -252,14 +275,22 @@ def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> N
 
 
 def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, run: dict[str, Tensor]) -> bool:
-    """Return whether the attention's output in a run is the sum of the heads' writes from `z` and of the biases."""
+    """Return True if the attention's output in a run is the sum of the heads' writes from `z` and of the biases.
+
+    `view` is the model. `layer` is the layer, `z` its heads' output before W_O, `writes` the maps from z to the
+    residual stream, `run` the activations by hook point. Equal means up to rounding.
+    """
     scale, name = writes.token_scale(z), view.hook_names(layer)["attention_out"]
     attention = in_float64(run[name]) * view.attention_factor(layer)
     return not _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention, _stored(view))
 
 
 def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
-    """Return a hook that replaces z of one head by its z in the run `under`."""
+    """Return (hook point, hook): the hook replaces z of one head by its z in the activations `under`.
+
+    `view` is the model. `layer` and `head` name the head. `under` has the activations of another run, by hook point. z
+    is the heads' output before W_O; the hook returns an edited copy.
+    """
     name, n_heads = view.hook_names(layer)["z"], view.n_heads(layer)
 
     def edit(z: Tensor, hook: Any) -> Tensor:
@@ -273,8 +304,9 @@ def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Ten
 def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> pd.DataFrame:
     """Return a row per head of a layer whose write differs between two runs: `layer, head, removed, changed, left`.
 
-    `under` is the run with the hook, `plain` the run without it. A norm after the attention has its scale in `plain`.
-    `left`: largest norm over tokens of the head's write in `under`, divided by the same in `plain`.
+    `view` is the model. `under` has the activations of the run with the hook, `plain` without it, by hook point. A norm
+    after the attention keeps its scale in `plain`. `removed` and `changed` are shares of the write in `plain`. `left`
+    is the largest norm over tokens of the head's write in `under`, divided by the largest in `plain`.
     """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     before, after = (z_of(in_float64(run[name]), writes.w_o) for run in (plain, under))
@@ -295,7 +327,11 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
 
 
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
-    """Yield sentences on what a hook changes in a layer in addition to its heads, and before the first layer."""
+    """Yield sentences on everything but heads that a hook changes in a layer: attention output, MLP, stream.
+
+    For layer 0 also the embedding. `view` is the model. `under` has the activations of the run with the hook, `plain`
+    without it, by hook point.
+    """
     names, stored = view.hook_names(layer), _stored(view)
     if layer == 0 and _differ(under[names["residual"]], plain[names["residual"]], stored, "same run"):
         yield "it changes what the first layer reads: the embedding, or what is added to it"
@@ -322,6 +358,10 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
 
 
 def _differ(found: Tensor, expected: Tensor, stored: torch.dtype, what: Quantity = "stream") -> bool:
-    """Return whether two activations of a model with weights of dtype `stored` differ by more than rounding."""
+    """Return True if two activations, `found` and `expected`, differ by more than rounding.
+
+    `stored` is the dtype of the model's weights, `what` the kind of quantity; both set the tolerance, relative to the
+    largest entry of `expected`.
+    """
     relative = noise_of(what, stored)[1]
     return bool((found - expected.to(found)).abs().max() > relative * expected.abs().max())

@@ -29,18 +29,20 @@ class LayerAblation(HeadCapture):
     """The hooks that remove a part from heads of one layer.
 
     Attributes:
-        part: the part that is removed, bound to these heads by `Part.on`.
-        alter: function from a `Removal` to a tensor that is added in place of `Removal.difference`. With `alter`,
-            values that do not change may differ in rounding. Parts of the mask add nothing, so `alter` is not for them.
+        part: the part that is removed, prepared for these heads by `Part.on`.
+        alter: function from a `Removal` (the change that the part makes to scores or z) to the tensor that is added to
+            them instead. None: the part itself is removed. With `alter`, unchanged values may differ by rounding. Not
+            for parts of the mask, which add nothing.
     """
 
     part: Part
     alter: Callable[[Removal], Tensor] | None = None
 
     def hooks(self) -> list[Hook]:
-        """Return a `fwd_hooks` list that removes the part.
+        """Return a `fwd_hooks` list that removes the part from the heads, in scores, pattern or z of a run.
 
-        Raise EditNotHonored if such an edit does not change the logits.
+        Raises EditNotHonored if a short run shows that such an edit does not change the logits. The hooks themselves
+        raise EditNotHonored in a run that does not follow from its own queries, keys and values.
         """
         self.prove()
         names = self.names
@@ -57,7 +59,7 @@ class LayerAblation(HeadCapture):
         return [*shown, *self.holders("query", "key", "cos", "sin"), (names["scores"], self._edit_scores)]
 
     def prove(self) -> None:
-        """Raise EditNotHonored unless, in a short run, an edit at the part's hook point changes the logits."""
+        """Raise EditNotHonored unless a short run shows that an edit at the part's hook point changes the logits."""
         of_z = self.part.acts_on == "z"
         if not of_z and "scores" in self.names:
             return self.prove_scores()
@@ -65,7 +67,11 @@ class LayerAblation(HeadCapture):
         require_honoured(self.view, self.layer.layer, "pattern" if of_pattern else "z")
 
     def measuring(self) -> list[Hook]:
-        """Return a `fwd_hooks` list that keeps the activations for `change_of_head_output` and edits nothing."""
+        """Return a `fwd_hooks` list that stores what `change_of_head_output` needs, and edits nothing.
+
+        It stores queries, keys and values, and if the model shows scores also these scores with and without the part.
+        The list is empty for a part that acts on z, which needs no stored activations.
+        """
         if self.part.acts_on == "z":
             return []
         hooks = [*self._tokens_shown(), *self.holders("query", "key", "value")]
@@ -74,7 +80,10 @@ class LayerAblation(HeadCapture):
         return hooks
 
     def _tokens_shown(self) -> list[Hook]:
-        """Return the hook that compares the run's tokens with the part's prompt; none without a prompt."""
+        """Return a list with the hook that compares the run's tokens with the part's prompt, or an empty list.
+
+        It is empty for a part that fits any prompt.
+        """
         return [(self.view.tokens_point, self._see_tokens)] if self.part.needs_tokens else []
 
     def _see_tokens(self, activation: Tensor, hook: Any) -> None:
@@ -82,7 +91,10 @@ class LayerAblation(HeadCapture):
         self.hold("tokens", activation)
 
     def _require_tokens(self) -> None:
-        """Raise ValueError if the run showed no tokens to compare with the prompt of the part."""
+        """Raise ValueError if this run showed no tokens, because it began after the embedding; else forget them.
+
+        A part for certain prompts compares the tokens with its own prompt.
+        """
         seen = self.seen.get(get_ident(), {})
         if "tokens" not in seen:
             raise ValueError(
@@ -94,7 +106,11 @@ class LayerAblation(HeadCapture):
     def change_of_head_output(
         self, z: Float[Tensor, "batch pos heads d_head"]
     ) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Return z of the heads without the part, minus their z in this run; the hooks of `measuring` ran before."""
+        """Return z of the heads without the part, minus their z in this run. z is the output before W_O.
+
+        `z` has all heads of the layer and is not changed; the result has only the heads of this ablation. The hooks of
+        `measuring` must have run. Raises EditNotHonored if z is not attention times values.
+        """
         if self.part.acts_on == "z":
             selected = self.selected(z, heads_axis=2)
             return widened(self._replaced(selected)) - widened(selected)
@@ -108,7 +124,9 @@ class LayerAblation(HeadCapture):
     def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
         """Return the layer's scores with the part removed from the heads, using the queries and keys of this run.
 
-        `first`: no other hook edited the scores before. They are then compared with the queries and keys.
+        `scores` are the model's scaled scores, of all heads; the result is a new tensor of this shape. `first`: True if
+        no other hook edited them before, so they are compared with the queries and keys. Raises EditNotHonored if they
+        differ.
         """
         head_scores = self.scores_of_run()
         self.require_lengths(*scores.shape[-2:], head_scores.query.whole.shape[-2], head_scores.key.whole.shape[-2])
@@ -139,9 +157,10 @@ class LayerAblation(HeadCapture):
         return edited
 
     def _weights(self, *lengths: int) -> tuple[Tensor, Tensor]:
-        """Return attention with the part, then without it, of a layer whose bridge computes attention itself.
+        """Return two tensors [batch, heads, query, key]: the heads' attention with the part, and without it.
 
-        `lengths` are lengths of other activations of the run, which must equal the number of queries and keys.
+        For layers whose bridge computes attention itself. `lengths` are lengths of other activations of the run, which
+        must equal the number of queries and keys. Raises EditNotHonored if they do not.
         """
         head_scores, cap = self.scores_of_run(), self.layer.softcap
         self.require_lengths(head_scores.query.whole.shape[-2], head_scores.key.whole.shape[-2], *lengths)
@@ -155,7 +174,11 @@ class LayerAblation(HeadCapture):
         return before, key_weights(softcapped(scores, cap), allowed)
 
     def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads' attention with the part, without it, and the change of z when it is removed."""
+        """Return the heads' attention with the part, their attention without it, and the change of z without it.
+
+        The first two are [batch, heads, query, key], the change is [batch, pos, heads, d_head]. `z` is the output
+        before W_O of all heads in this run. Raises EditNotHonored if it is not attention times values.
+        """
         value, delegated = self.taken("value"), "scores" not in self.names
         if delegated:
             before, after = self._weights(value.shape[1], z.shape[1])
@@ -171,7 +194,11 @@ class LayerAblation(HeadCapture):
         return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
 
     def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
-        """Return z with the heads' z as without the part, where the bridge computes attention itself."""
+        """Return a copy of `z` in which these heads have their z without the part.
+
+        For a bridge that computes attention itself; z is the heads' output before W_O. The attention before and after
+        is kept for `_hand_on_pattern`. `hook` is not used. Raises EditNotHonored if `z` is not attention times values.
+        """
         before, after, change = self._weights_of_run(z)
         if not self.stacked and self.alter is None:
             self.hold("before", before)
@@ -186,14 +213,19 @@ class LayerAblation(HeadCapture):
         return self._with_weights(pattern, *self._weights(pattern.shape[-1]))
 
     def _hand_on_pattern(self, pattern: Tensor, hook: Any) -> Tensor:
-        """Return the pattern with the attention that z was edited with."""
+        """Return a copy of the attention pattern in which these heads have the ablated attention of this run.
+
+        `_edit_z` has kept that attention; it is forgotten here. `hook` is not used. Raises EditNotHonored if `pattern`
+        is not the attention of this run.
+        """
         expect_edited_pattern(self.view.blocks[self.layer.layer].module, False)
         return self._with_weights(pattern, self.taken("before"), self.taken("after"))
 
     def _with_weights(self, pattern: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """Return `pattern` with `after` in the place of the heads' attention.
+        """Return a copy of `pattern` in which the heads of this ablation have the attention `after`.
 
-        Raise EditNotHonored if it is not `before`.
+        `before` is their attention computed from queries and keys. Raises EditNotHonored if `pattern` does not agree
+        with it.
         """
         selected = self.selected(pattern, heads_axis=1)
         off = (selected.to(before) - before).detach().abs().max()
@@ -201,7 +233,10 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
-        """Return z with the heads' z replaced by the part, which acts on z."""
+        """Return a copy of `z` in which the heads' z is replaced by what the part gives; for a part that acts on z.
+
+        With `alter`, its result is added to z instead. `hook` is not used.
+        """
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
         edited = self._replaced(selected)
@@ -210,13 +245,20 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)
 
     def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"]) -> Tensor:
-        """Return z of the heads without the part; at positions where the part does not act, z itself."""
+        """Return z of the heads without the part; at token positions where the part does not act, z is unchanged.
+
+        `z` has only the heads of this ablation. The result is a new tensor.
+        """
         acts = self.part.acts(*z.shape[:2])
         replaced = replaced_z(self.part, z, self.heads)
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
-        """Return the tensor that removing the part adds to the scaled scores, before a softcap."""
+        """Return the tensor [batch, heads, query, key] whose addition to the scaled scores removes the part.
+
+        It is added before a softcap. `scores` are the heads' scores in this run, `allowed` is True for pairs of query
+        and key that the model does not mask.
+        """
         if self.part.needs_tokens:
             self._require_tokens()
         difference, allowed = change_of(self.part, scores, allowed)
@@ -228,9 +270,9 @@ class LayerAblation(HeadCapture):
         return difference if acts is None else difference.masked_fill(~acts, 0.0)
 
     def _altered(self, removal: Removal) -> Tensor:
-        """Call `alter` on a removal.
+        """Call `alter` with a removal and return its result, the tensor to add to scores or z.
 
-        Raise ValueError unless it returns a finite tensor shaped as `removal.difference`.
+        Raises ValueError unless the result is a finite tensor with the shape of `removal.difference`.
         """
         assert self.alter is not None
         expected, shape = "alter returns the tensor added in place of the difference", tuple(removal.difference.shape)
@@ -247,6 +289,9 @@ class LayerAblation(HeadCapture):
         return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:
-        """Return a mask of the queries whose scores lose the part; None for all queries."""
+        """Return a mask of the queries whose scores lose the part, True where they do; None for all queries.
+
+        `scores` give the number of sequences and positions.
+        """
         acts = self.part.acts(scores.shape[0], scores.shape[2])
         return None if acts is None else acts[:, None, :, None].to(scores.device)

@@ -57,7 +57,10 @@ WALL = Schema(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Removal:
-    """Next-token probabilities of a sentence, intact and with each head removed, and the effect of each removal.
+    """Effects of removing each head on one sentence or task: the field `removal` of a `Wall`.
+
+    `tls.hooks.wall(model, "The war lasted from 1732 to 17").removal` makes it. Without a head means: its output is
+    zero.
 
     Attributes:
         measure: name of the quantity whose change is `effects`: `probability of " Mary"`, or the name of a task.
@@ -67,9 +70,10 @@ class Removal:
         watched: tokens as text whose probabilities are kept. The task's answers or the model's next token come first.
         correct, wrong: the first `correct` watched tokens are correct answers, the next `wrong` ones wrong answers.
         intact: probability of each watched token with no head removed.
-        without: probability of each watched token with each head removed.
-        top: for each head, the most probable token when it is removed, and the probability.
-        effects: a row per head: `delta, delta_se, control_delta, control_p, control_p_floor`, see `WALL`.
+        without: probability of each watched token without each head.
+        top: for each head, the most probable token without the head, and its probability.
+        effects: a row per head: `delta` (value without the head minus `value`), `delta_se`, and the comparison with the
+            other heads of its layer, `control_delta, control_p, control_p_floor`.
     """
 
     measure: str
@@ -87,7 +91,7 @@ class Removal:
 
     @property
     def deltas(self) -> Float64[np.ndarray, "heads"]:
-        """Change of the quantity when each head is removed."""
+        """Change of the quantity (`measure`) when each head is removed: the column `delta` of `effects` as an array."""
         return self.effects["delta"].to_numpy(np.float64)
 
 
@@ -95,17 +99,24 @@ class Removal:
 class Wall:
     """Attention of all heads of a model on one sentence, and effects of removing each head.
 
-    `tls.hooks.wall` returns it; `tls.plots` and `tls.report` draw it.
+        wall = tls.hooks.wall(model, "The war lasted from the year 1732 to the year 17")
+        tls.report.report(tls.analyze_heads(model), "report.html", walls=wall)
+
+    `tls.plots` and `tls.report` draw it; `wall.table()` is a DataFrame that `tls.write_table` stores.
 
     Attributes:
         tokens: the sentence's tokens as text. A box stands for a token that is a fraction of a letter.
         special: for each token, whether it is a special token of the tokenizer, such as the start token.
-        heads: a row per head: `layer, head, name, kv_head, second_sink, second_sink_share`, see `WALL`.
-        levels: attention of each head, queries down and keys across, as integers from 0 to `LEVELS` (255 is 1).
-        causal: whether queries see no later key.
-        removal: effects of removing each head; None if no head was removed.
+        heads: DataFrame, a row per head: `layer, head, name`, `kv_head` (the key/value head that it reads), and
+            `second_sink, second_sink_share` (position of the layer's second attention sink or -1, and its attention).
+        levels: attention of each head, queries down and keys across, as integers from 0 to `LEVELS` (255 is 1). The
+            property `attention` has the same as numbers from 0 to 1.
+        causal: True if queries see no later key.
+        removal: a `Removal`, the effects of removing each head; None if no head was removed.
         why_not: the reason if no head was removed, else empty.
-        origin: `attrs` that name the model.
+        origin: dict of `attrs` that name the model.
+
+    Not established: why a head attends where it does, or what it does on other text.
     """
 
     tokens: Sentence
@@ -123,26 +134,34 @@ class Wall:
 
     @property
     def sentence(self) -> str:
-        """The sentence as text, without special tokens."""
+        """The sentence of the wall as text, without special tokens."""
         words = (token for token, special in zip(self.tokens, self.special, strict=True) if not special)
         return "".join(words).strip()
 
     @property
     def attention(self) -> Float[np.ndarray, "heads query key"]:
-        """Attention of each head, 0 to 1, rounded to multiples of 1 / `LEVELS`."""
+        """Attention of each head, 0 to 1, rounded to multiples of 1 / 255."""
         return self.levels / np.float32(LEVELS)
 
     @cached_property
     def seen(self) -> Bool[np.ndarray, "query key"]:
-        """Mask of the pairs of query and key that `pattern` texts keep. In a decoder, later keys are left out."""
+        """Mask of the pairs of query and key that `pattern` texts keep: in a decoder, keys up to the query."""
         return _seen(len(self.tokens), causal=self.causal)
 
     def pattern_text(self, head: int) -> str:
-        """Return the attention of the head in row `head` of `heads` as base64, one byte per pair of `seen`."""
+        """Return the attention of one head as base64 text, one byte per True entry of `seen`.
+
+        `head` is the row of the head in `heads`.
+        """
         return base64.b64encode(self.levels[head][self.seen].tobytes()).decode("ascii")
 
     def table(self) -> pd.DataFrame:
-        """Return the wall as a table for `tls.write_table`; `wall_of_table` turns it back into a `Wall`."""
+        """Return the wall as a DataFrame with a row per head, for `tls.write_table`.
+
+        Columns are the columns of `heads`, `pattern` (attention as base64 text) and, if heads were removed,
+        `probabilities, top_token, top_probability` and the effects (`delta, delta_se`, ...). Tokens and the measured
+        quantity are in its attrs. `wall_of_table` turns it back into a `Wall`.
+        """
         frame = self.heads.assign(pattern=[self.pattern_text(head) for head in range(len(self.heads))])
         attrs: dict[str, Any] = {
             "tokens": list(self.tokens),
@@ -175,7 +194,7 @@ _WALL_KEYS = ("tokens", "special", "causal", "why_not", "removal", "table", "col
 
 
 def wall_of_table(table: pd.DataFrame) -> Wall:
-    """Turn a table that `Wall.table` made back into the same `Wall`."""
+    """Turn a table that `Wall.table` made (also read from a file) back into the same `Wall`."""
     attrs, head_columns = table.attrs, ["layer", "head", "name", "kv_head", "second_sink", "second_sink_share"]
     removal, stored = None, attrs.get("removal")
     if stored is not None:

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
@@ -43,13 +44,17 @@ SEQUENCES = 16
 DRAWS = 20
 
 MEASURED = 50
-"""How many edges with the largest estimates `screen="gradient"` measures."""
+"""Number of edges with the largest estimates that `screen="gradient"` measures."""
 
 MOST = 2_000
-"""Most edges of pairs that are measured without a screen. One takes a tenth of a second on SmolLM2-135M."""
+"""Largest number of edges that are measured for a task of pairs without a screen (one takes .1 s on SmolLM2-135M)."""
 
 Measure = Literal["prev", "dup", "ind", "attention", "task"]
-"""What `delta` is measured on: a head's attention (as a detector reads it, or at `Task.attention`), or the metric."""
+"""The quantity whose change is `delta`: a head's attention, or the metric of the task.
+
+"prev", "dup", "ind": attention to the previous token, the same token, the token after the same token. "attention": at
+`Task.attention`. "task": the metric.
+"""
 
 EDGE_EFFECTS = Schema(
     "edge_effects",
@@ -90,6 +95,7 @@ EDGE_EFFECTS = Schema(
 )
 
 
+@checked_settings
 def edge_effects(
     model: Any,
     receivers: Receivers | None = None,
@@ -107,8 +113,7 @@ def edge_effects(
 ) -> pd.DataFrame:
     """Cut each edge from a sender to a receiver, one at a time, and measure how attention or a task changes.
 
-    Use it to find which earlier heads and MLPs feed a head. A cut subtracts the sender's write from the receiver's
-    input only; the receiver's input norm is computed again.
+    Use it to find which earlier heads and MLPs feed a head. A cut subtracts a write from the receiver's input alone.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -119,31 +124,32 @@ def edge_effects(
     Args:
         model: a TransformerBridge or HookedTransformer.
         receivers: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list, `{"k": heads}`, or a table with a column
-            `receiver`. Default: every receiver; this needs a task of pairs (`counterfactual=`).
-        senders: heads in any form, "embedding", "L3MLP", "L2MIX" (a mixer), or "heads", "mlps", "mixers" for all.
-            Default: all earlier heads; for pairs also MLPs and the embedding.
+            `receiver`. Default: every receiver; this needs a task of pairs (with `counterfactual=`).
+        senders: heads ("L5H1", "L5"), "embedding", "L3MLP", "L2MIX" (mixer: a state-space block), a list; or "heads",
+            "mlps", "mixers" for all. Default: all earlier heads; for pairs also MLPs and the embedding.
         task: prompts and metric. Default: 16 repeated random sequences and the induction loss.
-        measure: "prev", "dup", "ind": a head's attention as in `detect_heads`; "attention": at `Task.attention`;
-            "task": the metric. Default: "ind" for one receiver of queries or keys without a task, else "task".
-        replace: what replaces the write: its "mean", "zero", "resample" (another sequence) or "counterfactual" (the
-            pair). Default: "counterfactual" for a task of pairs, else "mean".
+        measure: a head's attention to the previous token ("prev"), the same ("dup"), the token after the same ("ind"),
+            or at `Task.attention` ("attention"); or the metric ("task"). Default: "ind" for one receiver of queries or
+            keys on repeated sequences, else "task".
+        replace: the write's "mean" (default), "zero", "resample" (another sequence), "counterfactual" (pairs' default).
         control: "random" also subtracts 20 random writes of equal size; a number sets how many.
         at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
         screen: "gradient" estimates all edges of pairs and measures the 50 largest and some others; a number: as many.
-        method: of the estimate: "EAP-IG" (default), "EAP" or "EAP-QK".
+        method: "EAP" (edge attribution patching), "EAP-IG" (default: integrated gradients) or "EAP-QK" (new softmax).
         folder: keeps finished jobs; the same call resumes from it. seed: of sequences and controls.
 
     Returns:
-        A row per sender and receiver. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input,
-        reached?, position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?,
-        control_p?, control_p_floor?, control_draws?, excess_z?, pvalue?, pvalue_floor?, qvalue?, k_composition?,
-        estimate?, estimate_se?, selected?, measured?, eap_name?`. `delta` is the cut minus the intact value.
+        DataFrame, a row per sender and receiver. Columns: `sender, layer, head, receiver, receiver_layer,
+        receiver_head, input, reached?, position?, attention?, delta, delta_se, control_delta?, control_delta_se?,
+        control_excess?, control_p?, control_p_floor?, control_draws?, excess_z?, pvalue?, pvalue_floor?, qvalue?,
+        k_composition?, estimate?, estimate_se?, selected?, measured?, eap_name?`. `delta` is the value with the cut
+        minus the intact value (probability, or unit of the metric).
 
-    Raises: BadHead, ValueError, UnsupportedArchitecture, ScoreMismatch, EditNotHonored (a receiver is edited by an open
-    `ablate(..., into=)`), IncompatibleCheckpoint (the folder holds other work).
+    Raises: BadHead, ValueError, UnsupportedArchitecture, ScoreMismatch, EditNotHonored (an open `ablate(into=)` edits a
+    receiver), IncompatibleCheckpoint (the folder holds other work).
 
-    Not established: that an edge without effect carries nothing. Other edges may carry the same: cut them together with
-    `ablate(..., into=)`. More: docs/wiring.md, docs/circuits.md
+    Not established: that an edge without effect carries nothing; other edges may carry the same (cut several by
+    `ablate(..., into=)`). More: docs/wiring.md, docs/circuits.md
     """
     with measured(model) as view:
         require_stream(view)
@@ -210,10 +216,16 @@ def edge_effects(
 
 @dataclass(frozen=True)
 class _Cuts:
-    """The edges that a call of `edge_effects` cuts.
+    """The edges (sender to receiver) that a call of `edge_effects` cuts.
 
-    `below`: senders stand in layers 0 to `below` - 1. `places`: from the name of a position to the position in each
-    sequence. `queried`: queries and keys whose attention is measured; None: the effect is measured on the task.
+    Attributes:
+        edges: all edges, one row of the table each.
+        ends: the receivers.
+        senders: heads, MLPs, mixers and the embedding whose writes are cut.
+        below: senders stand in layers 0 to `below` - 1.
+        places: from the name of a position (`at=`) to the position in each sequence.
+        queried: queries and keys whose attention is measured; None: the effect is measured on the task.
+        replace: what replaces a cut write.
     """
 
     edges: list[Edge]
@@ -226,7 +238,10 @@ class _Cuts:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Names of positions, senders and receivers, by which a folder of stored jobs is recognised."""
+        """Dict `places, senders, receivers` with the names and positions of this call, which identifies stored jobs.
+
+        A folder of stored jobs is used again only if its dict is equal.
+        """
         return {
             "places": {name: positions.tolist() for name, positions in self.places.items()},
             "senders": [sender.name for sender in self.senders],
@@ -235,10 +250,11 @@ class _Cuts:
 
 
 def _ends(view: AttentionView, receivers: Receivers | None, pairs: Pairs | None) -> list[Reached]:
-    """Parse receivers; None stands for all receivers of the pairs. With pairs, sort them as in a forward pass.
+    """Return the receivers of a call of `edge_effects`; None stands for all receivers of the model.
 
-    Raises ValueError for an empty list, BadHead for a receiver that does not exist, EditNotHonored for a receiver that
-    an open context edits.
+    `view` is the model. `pairs` are the clean and counterfactual prompts, None for a task without pairs. With pairs,
+    receivers are sorted as in a forward pass. Raises ValueError for an empty list, BadHead for a receiver that does not
+    exist, EditNotHonored for a receiver that an open `ablate(into=)` block edits.
     """
     if receivers is None and pairs is not None:
         receivers = pairs.graph.receivers
@@ -260,7 +276,13 @@ def _cuts(
     queried: QueryKeyPairs | None,
     replace: Replaced,
 ) -> _Cuts:
-    """Return the edges from the senders to the receivers. Raises ValueError if a receiver has no earlier sender."""
+    """Return the edges from the senders to the receivers `ends`, as a `_Cuts`.
+
+    `view` is the model, `senders` the argument of `edge_effects`, `pairs` the clean and counterfactual prompts or None.
+    `places` is a dict from the name of a position (`at=`) to the position in each sequence. `queried` are the queries
+    and keys whose attention is measured; None: a task is measured. `replace` says what replaces a cut write. Raises
+    ValueError if a receiver has no earlier sender, BadHead for a sender that does not exist.
+    """
     # An MLP also reads what heads of its own layer write; queries, keys and values do not.
     below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
     writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
@@ -282,9 +304,12 @@ def _effects(
     draws: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Cut the edges marked in `is_measured`. Return their columns, indexed by the edge's place in `edges`.
+    """Cut the edges marked in `is_measured`; return a DataFrame with a row per measured edge: `delta, ...`.
 
-    A job covers some kinds of receivers (layer and input).
+    `view` is the model. Columns: `attention, delta, delta_se`, and with draws the comparison with controls. The index
+    is the edge's place in `edges`. `sequences` are the prompts with the metric, `cuts` the settings of the call,
+    `draws` the number of control writes per edge, `seed` draws them. A job covers some kinds of receivers (layer and
+    input); `measurement` runs the jobs, or loads stored ones.
     """
     kinds = by_kind(edges, np.flatnonzero(is_measured).tolist())
     # On a task, a job has as many edges as fill a pass. Attention needs no pass: a job has one kind of receiver.
@@ -316,14 +341,24 @@ def _effects(
 
 
 def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
-    """Return the columns that name the edge of each row."""
+    """Return a DataFrame with a row per edge and the columns that name it.
+
+    Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached`, and with `at=` `position`.
+    `pairs` are the clean and counterfactual prompts, or None. With pairs, the column `eap_name` has the edge's name in
+    the notation of edge attribution patching (EAP), such as "a16.h0->a18.h6<k>".
+    """
     return pd.DataFrame([
         {**edge.names, **({} if pairs is None else {"eap_name": pairs.graph.eap_name(edge)})} for edge in edges
     ])  # fmt: skip
 
 
 def _attrs(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cuts: _Cuts) -> dict[str, Any]:
-    """Return attrs of the table: facts about the prompts, and layers with a norm after the attention."""
+    """Return a dict of attrs of the table of `edge_effects`: facts about the prompts, positions, hashes of pairs.
+
+    `norm_behind_held` has the layers with a norm after the attention, `pairs_sha256` the hashes (with `pairs`),
+    `positions` the positions of `at=`. `view` is the model, `sequences` are the prompts with the metric, `cuts` the
+    settings of the call.
+    """
     return {
         **sequences.recorded(view),
         "norm_behind_held": [
@@ -335,7 +370,11 @@ def _attrs(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, c
 
 
 def _screen_quality(made: pd.DataFrame) -> dict[str, Any]:
-    """Return attrs on the screen: rank correlations of estimate and effect, and `missed_edges` as records."""
+    """Return a dict of attrs on the screen: `rank_correlation_top`, `rank_correlation_control` and `missed`.
+
+    `made` is the table of `edge_effects`. The two correlations are Spearman's, of estimate and effect, over the edges
+    with the largest estimates and over edges drawn at random. `missed` has the rows of `missed_edges`.
+    """
     # Edges labelled "logits" are neither the largest nor drawn at random, so they are in neither group.
     top, drawn = made["measured"] == "top", ~made["measured"].isin(("", "top", "logits"))
     # missed_edges calls an effect large from this median on. With a median of 0 every effect would be large.
@@ -350,7 +389,9 @@ def _screen_quality(made: pd.DataFrame) -> dict[str, Any]:
 def _replaced(receivers: Receivers | None, replace: Replaced | None, of_pairs: bool) -> Replaced:
     """Return the value of `replace` with its default filled in.
 
-    Raises ValueError if it needs pairs and there are none.
+    The default is "counterfactual" for a task with counterfactual prompts, and always for all receivers (None),
+    otherwise "mean". `receivers` and `replace` are the arguments of `edge_effects`. `of_pairs`: True if the task has
+    counterfactual prompts. Raises ValueError if "counterfactual" is needed and the task has no pairs.
     """
     if receivers is None or replace is None:
         replace = "counterfactual" if receivers is None or of_pairs else "mean"
@@ -362,13 +403,21 @@ def _replaced(receivers: Receivers | None, replace: Replaced | None, of_pairs: b
 
 
 def _measure(ends: list[Reached], task: Task, pairs: Pairs | None) -> Measure:
-    """Return the default of `measure`: "ind" for one receiver of queries or keys on repeated sequences, else "task"."""
+    """Return the default of `measure`: "ind" or "task".
+
+    It is "ind" (attention of induction heads) for one receiver of queries or keys in `ends`, if `task` has repeated
+    sequences and there are no `pairs`; otherwise "task".
+    """
     repeated = pairs is None and isinstance(task.prompts, RepeatedSegments)
     return "ind" if repeated and len(ends) == 1 and ends[0].receiver.input in ("q", "k") else "task"
 
 
 def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:
-    """Return the number of control draws. Raises ValueError for unknown options and options that exclude each other."""
+    """Return the number of control draws for the arguments of `edge_effects`; 0 without a control.
+
+    `receivers`, `measure`, `replace`, `control`, `screen` and `method` are the user's arguments. `of_pairs`: True if
+    the task has counterfactual prompts. Raises ValueError for unknown options and options that exclude each other.
+    """
     of_all = receivers is None
     for name, value, known in (
         ("measure", measure, (None, "prev", "dup", "ind", "attention", "task")),
@@ -377,24 +426,28 @@ def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any
         ("method of screen='gradient'", method, (None, *STEPS)),
     ):
         if not isinstance(value, str | type(None)) or value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {shown(value)}")
     if _is_count(screen) and int(screen) < 1:
-        raise ValueError(f"screen must be 'gradient' or a number of edges, 1 or more, not {screen!r}")
+        raise ValueError(f"screen must be 'gradient' or a number of edges, 1 or more, not {shown(screen)}")
     if of_all and measure not in (None, "task"):
-        raise ValueError(f"measure={measure!r} needs receivers=: without receivers only measure='task' is possible")
+        raise ValueError(
+            f"measure={shown(measure)} needs receivers=: without receivers only measure='task' is possible"
+        )
     if of_all and replace not in (None, "counterfactual"):
-        raise ValueError(f"replace={replace!r} needs receivers=: without them edges are replaced by the counterfactual")
+        raise ValueError(
+            f"replace={shown(replace)} needs receivers=: without them edges are replaced by the counterfactual"
+        )
     if of_all and control is not None:
         raise ValueError("control= needs receivers=; for the control of a whole circuit use tls.faithfulness()")
     if screen is not None and not of_all and (replace not in (None, "counterfactual") or not of_pairs):
         raise ValueError("screen= needs paired prompts: give a Task with counterfactual=, and leave replace= out")
     if method is not None and screen is None:
-        raise ValueError(f"method={method!r} needs a screen: give screen='gradient' too")
+        raise ValueError(f"method={shown(method)} needs a screen: give screen='gradient' too")
     if control is None:
         return 0
     draws = DRAWS if isinstance(control, str) and control == "random" else whole_number(control)
     if draws is None or draws < 1:
-        raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {control!r}")
+        raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {shown(control)}")
     return draws
 
 
@@ -403,17 +456,19 @@ def _is_count(screen: Any) -> bool:
 
 
 def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
-    """Return a dict from the name of each position of `at=` to the position in each sequence.
+    """Return a dict from the name of each position in `at` to that position in each sequence, counted from 0.
 
-    Raises ValueError for a position that a prompt does not have.
+    `at` is the argument of `edge_effects`; None gives an empty dict. Raises ValueError for a position that a prompt
+    does not have, TypeError for an array that may be read in two ways.
     """
     return {str(label): positions for label, positions in asked_positions(sequences, listed_positions(at) or [])}
 
 
 def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure: Measure) -> QueryKeyPairs:
-    """Return the queries and keys whose attention `measure` reads.
+    """Return the positions of queries and keys whose attention `measure` reads, for each sequence.
 
-    Raises ValueError for receivers without attention, and for sequences that the measure does not fit.
+    `ends` are the receivers, `sequences` the tokenized prompts of `task`. Raises ValueError for receivers without
+    attention, and for sequences that the measure does not fit.
     """
     for receiver in (end.receiver for end in ends):
         if receiver.input not in ("q", "k"):
@@ -427,7 +482,7 @@ def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure:
     length = segment_length_of(sequences.tokens)
     if length is None or sequences.padded:
         raise ValueError(
-            f"measure={measure!r} needs repeated sequences [BOS, r, r], and the task has other prompts: give "
+            f"measure={shown(measure)} needs repeated sequences [BOS, r, r], and the task has other prompts: give "
             "measure='attention' or 'task'"
         )
     queries, keys = (
@@ -437,7 +492,7 @@ def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure:
 
 
 def _require_senders(edges: list[Edge], ends: list[Reached]) -> None:
-    """Raise ValueError if a receiver has no edge, or if there are no edges."""
+    """Raise ValueError if one of the receivers `ends` has no edge, or if there are no edges."""
     without = {end.receiver for end in ends} - {edge.end.receiver for edge in edges}
     if without:
         raise ValueError(f"{min(without).name}: no sender stands in an earlier layer: give earlier senders=")
@@ -456,7 +511,14 @@ def _screened(
     most: int,
     seed: int,
 ) -> tuple[Int[np.ndarray, "edges"], dict[str, np.ndarray], dict[str, Any]]:
-    """Return the edges ordered by size of their estimate, the screen's columns in this order, and attrs."""
+    """Estimate all edges; return their order by |estimate|, the columns of the screen in this order, and attrs.
+
+    The order is an array of indices into `edges`. The columns are `estimate, estimate_se, selected, measured`. The
+    attrs say how stable the choice of the `most` largest edges is: `units, n_units, overlap_half, overlap_quarter,
+    overlap_extrapolated, units_extrapolated`. `measurement` makes the estimates or loads stored ones, `method` is the
+    kind of estimate, `places` are the positions of `at=`, `most` is the number of largest edges to measure, `seed`
+    draws the random ones. Warns if there are few distinct pairs.
+    """
     graph, distinct = pairs.graph, pairs.sequences.distinct
     rows = [graph.receiver_index[edge.end.receiver] for edge in edges]
     columns = [graph.sender_index[edge.sender.name] for edge in edges]
@@ -486,7 +548,12 @@ def _screened(
 
 
 def _prepared(view: AttentionView, sequences: TaskSequences, layers: list[int], cuts: _Cuts, seed: int) -> Prepared:
-    """Run the model once for all jobs: writes of senders, and the intact run of the task from `layers` on."""
+    """Run the model once for all jobs, and return the `Prepared`: writes of the senders and the intact run of the task.
+
+    `sequences` are the prompts with the metric. `layers` are the layers from which the model is run again for each
+    edge; if attention is measured, the layers whose queries and keys are kept instead. `cuts` are the settings of the
+    call, `seed` draws controls and replacements.
+    """
     of_task = cuts.queried is None
     # Attention is computed from stored queries and keys of these layers; the metric needs the model to run on.
     run = cached_run(view, sequences, cuts.senders, cuts.below, () if of_task else layers, cuts.replace, seed)

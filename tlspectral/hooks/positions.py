@@ -1,4 +1,4 @@
-"""`at=` of sweeps and edges: positions that are ablated one at a time, and their names in tables."""
+"""The argument `at=` of sweeps and edges: positions that are ablated one at a time, and their names in tables."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,12 +13,12 @@ from tlspectral.selection import whole_number
 
 
 def is_one_position(at: Any) -> bool:
-    """Return whether `at` is one position for all prompts: a name, or a whole number of any library."""
+    """Return True if `at` is one position for all prompts: a name, or a whole number of any library."""
     return isinstance(at, str) or whole_number(at) is not None
 
 
 def listed_positions(at: Any) -> list[Any] | None:
-    """Return `at=` as a list of positions, with one entry if it is a single position; None for None.
+    """Return the argument `at` as a list of positions, with one entry if it is a single position; None for None.
 
     Raises TypeError for an array of numbers: it may list several positions, or one position per prompt.
     """
@@ -42,9 +42,10 @@ def listed_positions(at: Any) -> list[Any] | None:
 def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[str | int, Int[Tensor, "sequences"]]]:
     """Return pairs (label in tables, positions [sequences]) for the entries of `at=`, without duplicates.
 
-    A name or number is its own label. An entry with one position per prompt is labelled "given", or "given 1", "given
-    2" if there are several. Raises ValueError for an empty list, a position that a prompt does not have, and two
-    entries with one label; TypeError for numbers that are not whole.
+    `prompts` are the tokenized prompts, `listed` the entries. A name or number is its own label. An entry with one
+    position per prompt is labelled "given", or "given 1", "given 2" if there are several. Positions count from 0.
+    Raises ValueError for an empty list, a position that a prompt does not have, and two different entries with one
+    label; TypeError for numbers that are not whole.
     """
     labelled: list[tuple[str | int, Tensor]] = []
     entries = [*listed]

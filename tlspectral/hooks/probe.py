@@ -31,7 +31,12 @@ Checks = Callable[[int], Iterable[Hook]]
 
 @dataclass
 class _Proofs:
-    """For one model and hook point: `layers` whose edits are proved, and whether all layers were tried `together`."""
+    """The layers of one model whose edits at one kind of hook point were shown to act.
+
+    Attributes:
+        layers: layers whose edits were shown to change the logits.
+        together: True once all layers were tried in one run.
+    """
 
     layers: set[int] = field(default_factory=set)
     together: bool = False
@@ -49,11 +54,11 @@ Measured on a CPU with SmolLM2-135M: unedited rows differ by 0, and an edit move
 
 
 def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Checks | None = None) -> None:
-    """Raise EditNotHonored unless a short run shows that an edit of a layer changes the logits. Made once per model.
+    """Raise EditNotHonored unless a short run shows that an edit of a layer changes the logits.
 
-    `route`: the edited hook point by its short name in `AttentionView.hook_names`, such as "scores", "pattern", "z" or
-    "query". `checks`: hooks that are placed in an unedited run; they may raise. The user's hooks are off meanwhile, so
-    they do not record the short runs.
+    Made once per model, layer and `route`, the edited hook point by its short name in `AttentionView.hook_names`, such
+    as "scores", "pattern", "z" or "query". `checks`: function from a layer to hooks that are placed in an unedited run
+    and may raise. The user's hooks are off meanwhile, so they do not record the short runs.
     """
     # A replaced forward of the user may discard the edit: prove with it, and each time.
     acting = acts_inside(view.model, view.hook_points)
@@ -73,7 +78,11 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
 
 
 def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks | None) -> None:
-    """Raise EditNotHonored unless an edit of this one layer, with either sign, changes the logits of a short run."""
+    """Raise EditNotHonored unless an edit of this one layer, with either sign, changes the logits of a short run.
+
+    `view` is the model. `route` is the short name of the edited hook point. `checks` is a function from the layer to
+    hooks that are placed in the unedited run and may raise; None: no hooks.
+    """
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     name = view.hook_names(layer)[route]
     with view.hooks_on(() if checks is None else checks(layer)):
@@ -91,7 +100,9 @@ def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks |
 def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -> set[int]:
     """Return the layers that pass their `checks` and whose edit moves the logits by much more than rounding.
 
-    The batch has two rows per layer: one edited in this layer, one unedited. Unedited rows differ only by rounding.
+    `view` is the model. All layers are tried in one run with two rows per layer: one edited in this layer, one
+    unedited. Unedited rows differ only by rounding. `route` is the short name of the edited hook point. `checks` is a
+    function from a layer to hooks that may raise; a layer fails if one of them raises.
     """
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     layers = [layer for layer in view.layers if route in view.hook_names(layer)]
@@ -112,7 +123,10 @@ def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -
 
 
 def _noted(failed: set[int], layer: int, check: Callable[..., Any], activation: Tensor, hook: Any) -> None:
-    """Run a check on an activation. If it raises an error, add the layer to `failed`."""
+    """Call the hook function `check` on an activation; if it raises TlspectralError, add the layer to the set `failed`.
+
+    The error does not go further, and the activation is not changed.
+    """
     try:
         with checked_at_end():
             check(activation, hook=hook)
@@ -123,10 +137,11 @@ def _noted(failed: set[int], layer: int, check: Callable[..., Any], activation: 
 def _edited(
     view: AttentionView, layer: int, route: str, rows: slice, sign: float, activation: Tensor, hook: Any
 ) -> Tensor:
-    """Return a copy of the activation in which some rows are changed by more than their own size.
+    """Return a copy of the activation in which some rows of the batch are changed by more than their own size.
 
-    A small edit can be lost in a softmax with one large score, or in rounding. `sign` 1 or -1: with one sign an edit
-    may enlarge an entry that is the largest already, which changes nothing.
+    `view` is the model. `route` is the short name of the hook point, `layer` its layer, `rows` the slice of the batch.
+    A small edit can be lost in a softmax with one large score, or in rounding. `sign` is 1 or -1, because one sign may
+    enlarge an entry that is the largest already, which changes nothing. `hook` is not used.
     """
     edited = activation.clone()
     chosen = edited[rows]
@@ -148,8 +163,8 @@ def _edited(
 def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     """Raise UnsupportedArchitecture unless the residual stream of each layer is the sum of its writers' outputs.
 
-    Proved by one short run per model and layer, without the user's hooks. It is repeated each time if other code of the
-    user acts in the model, such as a replaced forward.
+    Writers are the heads, the MLP and any mixer. Proved by one short run per model and layer, without the user's hooks.
+    It is repeated each time if other code of the user acts in the model, such as a replaced forward.
     """
     acting = acts_inside(view.model, view.hook_points)
     known = set[int]() if acting else _summed.setdefault(view.model, set())
@@ -169,16 +184,17 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
             if not torch.equal(after, handed_on.to(after.device)):
                 raise UnsupportedArchitecture(
                     f"layer {layer + 1}: its input is not the residual stream after layer {layer}, so the share of one "
-                    "head is not defined: edges and writes are not available for this model"
+                    "head is not defined: edges and writes are not available for this model. Take another "
+                    "model, or ablate whole heads with tls.ablate"
                 )
             known.add(layer)
 
 
 def proved_in_state(view: AttentionView, what: Hashable, prove: Callable[[], None]) -> None:
-    """Call `prove` once per state of the model (its weights and hooks, `AttentionView.state`) and name `what`.
+    """Call `prove` unless a proof named `what` has passed in the model's present state (weights and hooks).
 
-    `prove` raises if the proof fails; a failure is not remembered. It is called each time if hooks or other code of the
-    user act in the model.
+    `what` is any hashable name. `prove` raises if the proof fails; the error goes on to the caller and a failure is not
+    remembered. `prove` is called each time if hooks or other code of the user act in the model.
     """
     if next(acting_on(view.model), None) is not None:
         prove()

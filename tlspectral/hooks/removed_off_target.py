@@ -20,9 +20,11 @@ def refuse_off_target(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator: a call with the removed argument `off_target=` raises a TypeError that shows the new code.
 
+    A call without this argument goes to the decorated function unchanged.
+
     Args:
-        lines: function that returns the new code. It gets the call for one task as text, `tls.f(..., task=task)`, and
-            the tasks as text, the task itself first.
+        lines: function that returns the new code as text. It gets the call for one task as text, `tls.f(...,
+            task=task)`, and the tasks as texts, the main task first.
         settings: arguments that the shown call has by default.
     """
 
@@ -55,7 +57,11 @@ def keyword(task: str) -> str:
 
 
 def _arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as text, `model, 'rope_phase', heads='L0'`, from a dict of their values."""
+    """Return the arguments of a call of `function` as text, `model, 'rope_phase', heads='L0'`.
+
+    `values` is a dict from the name of an argument to its value. Arguments that may be given by position are shown
+    without their name. A long value is shown as the name of the argument.
+    """
     arguments = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in values:
@@ -66,7 +72,7 @@ def _arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> str:
 
 
 def _as_code(task: Any) -> str:
-    """Return a task as text of code: a name in quotes, or for a `Task` a variable named after its label."""
+    """Return a task as Python text: a task name in quotes, or for a `Task` a variable named after its label."""
     if isinstance(task, str):
         return repr(task)
     return re.sub(r"\W|^(?=\d)", "_", task.label) if isinstance(task, Task) else "other"

@@ -1,4 +1,4 @@
-"""Screens: choose which effects to measure by their estimates, and bound the effects that were not chosen."""
+"""Screens: choose which effects to measure by cheap estimates, and bound the effects that were not measured."""
 
 from typing import Any
 
@@ -7,6 +7,8 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Bool, Float64, Int
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.schema import Schema, columns, require
 
 _CONFIDENCE = 0.95
@@ -29,9 +31,10 @@ MISSED_EDGES = Schema(
 def screened(
     estimates: Float64[np.ndarray, "rows"], most: int, seed: int
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
-    """Return the rows ordered by size of their estimate, and a word per row: "top", "control" or "" (not measured).
+    """Return the row numbers ordered by |estimate|, largest first, and a word per row: "top", "control" or "".
 
-    "top" are the `most` largest estimates, "control" are as many others drawn at random.
+    "top": the `most` largest estimates. "control": as many others, drawn at random with `seed`. "": not to be measured.
+    The words are in the order of `estimates`.
     """
     order = np.argsort(-np.abs(estimates), kind="stable")
     measured = np.full(len(order), "", dtype=object)
@@ -43,11 +46,12 @@ def screened(
 def screened_edges(
     estimates: Float64[np.ndarray, "rows"], to_logits: Bool[np.ndarray, "rows"], most: int, seed: int
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
-    """Return the edges ordered by size of their estimate, and a word per edge that says why it is measured.
+    """Return the edge numbers ordered by |estimate|, largest first, and a word per edge that says why it is measured.
 
-    "top": the `most` largest estimates. "logits": edges to the logits up to rank 4 `most`. Others are drawn at random
-    from three layers of ranks and named after them; with `most=50`: 30 of "51 to 500", 20 of "501 to 5000", 20 of
-    "beyond 5000". "": not measured.
+    "top": the `most` largest estimates. "logits": edges to the logits (`to_logits` is True for these) up to rank 4
+    `most`. Others are drawn at random, with `seed`, from three ranges of ranks and named after them; with `most=50`: 30
+    of "51 to 500", 20 of "501 to 5000", 20 of "beyond 5000". "": not measured. The words are in the order of
+    `estimates`.
     """
     order = np.argsort(-np.abs(estimates), kind="stable")
     words, rng = np.full(len(order), "", dtype=object), np.random.default_rng(seed)
@@ -62,7 +66,10 @@ def screened_edges(
 
 
 def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
-    """Return the three layers of ranks after the `most` largest, as (start, end, name)."""
+    """Return the three ranges of ranks after the `most` largest, as (start, end, name).
+
+    With `most=50` the first is (50, 500, "51 to 500"). The last has the end None.
+    """
     low, high = 10 * most, 100 * most
     return [
         (most, low, f"{most + 1} to {low}"),
@@ -71,11 +78,13 @@ def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
     ]
 
 
+@checked_settings
 def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.DataFrame:
     """Bound how many edges with a large effect a screen of `edge_effects` has missed.
 
-    `edge_effects(screen=)` already puts this table, with the default `bar`, into `attrs["missed"]`. Call it for another
-    `bar`. Example: none of ten edges drawn at random was large; up to 26 % of the unmeasured ones may be.
+    A screen measures only some edges: those with the largest estimates, and random others. `edge_effects(screen=)`
+    already puts this table, with the default `bar`, into `attrs["missed"]`. Call it for another `bar`. Example: of ten
+    edges drawn at random, none was large; up to 26 % of all edges of these ranks may be.
 
     >>> import tlspectral as tls, pandas as pd
     >>> table = pd.DataFrame({"estimate": range(40, 0, -1), "delta": 1.0, "measured": ""})
@@ -87,19 +96,20 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
     Args:
         edges: the whole table of `edge_effects(screen=)`, with its columns `estimate, delta, measured` and its `attrs`.
-        bar: an effect is large if its absolute `delta` is at least `bar`. Default: the median of |`delta`| over the
-            edges with the largest estimates, which the screen chose.
+        bar: an effect is large if its absolute `delta` is at least `bar`, in the unit of `delta`. Default: the median
+            of |`delta`| over the edges with the largest estimates, which the screen chose.
 
     Returns:
-        A row per layer of ranks of the estimates, and a row for edges to the logits. Columns: `ranks, n_edges, drawn,
-        large, share_high, most`. With 95 % confidence, at most the share `share_high` (`most` edges) of these ranks is
-        large. `attrs["bar"]` holds `bar`.
+        DataFrame: a row per range of ranks of the estimates, and a row for edges to the logits. Columns: `ranks,
+        n_edges, drawn, large, share_high, most`. Of the `n_edges` edges of these ranks that were not chosen, `drawn`
+        were measured and `large` of these are large. With 95 % confidence at most the share `share_high` of the
+        `n_edges`, or `most` edges, is large (one-sided Clopper-Pearson interval). `attrs["bar"]` is `bar`.
 
     Raises:
         ValueError: the table is not from a screen, lacks some rows, or `bar` is not positive.
 
     Not established: that edges which were not drawn have no effect together; only single edges were cut. The bound
-    holds for each layer of ranks, not for all at once.
+    holds for each range of ranks, not for all at once.
     """
     require(edges, ("estimate", "delta", "measured"), "edge_effects(screen=)")
     n = edges.attrs.get("screen")
@@ -113,7 +123,7 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
     size, words = edges["delta"].abs().to_numpy(float), edges["measured"].to_numpy(object)
     bar = float(np.median(size[words == "top"])) if bar is None else bar
     if not bar > 0:
-        raise ValueError(f"bar must be a positive number, not {bar!r}")
+        raise ValueError(f"bar must be a positive number, not {shown(bar)}")
     order = np.argsort(-edges["estimate"].abs().to_numpy(float), kind="stable")
     rows: list[dict[str, Any]] = []
     for low, high, ranks in _rank_layers(n):
@@ -145,12 +155,18 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
 
 def _upper_bound(large: int, drawn: int) -> float:
-    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of the share large / drawn."""
+    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of a share of edges.
+
+    `large` of the `drawn` edges have the property whose share in all edges is bounded.
+    """
     return 1.0 if large == drawn else float(scipy.stats.beta.ppf(_CONFIDENCE, large + 1, drawn - large))
 
 
 def agreement(rows: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Return Spearman's correlation of the columns `estimate` and `delta`, and its p; (None, None) below three rows."""
+    """Return Spearman's correlation of the columns `estimate` and `delta` of a table, and its two-sided p.
+
+    Returns (None, None) for fewer than three rows.
+    """
     pairs = rows[["estimate", "delta"]].to_numpy(float)
     if len(pairs) < 3:
         return None, None

@@ -14,13 +14,13 @@ TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sy
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights of a model are.
+    """Where the weights of a model are, before the model is opened.
 
     Attributes:
         kind: `"hub"`, `"folder"`, `"adapter"`, `"gguf"`, `"tiny"`, or the kind of a registered loader.
         location: hub id, folder, GGUF file (the first, if it is in parts) or name of a checkpoint of this package.
         revision: branch, tag or commit on the hub.
-        record: provenance that tables store.
+        record: origin of the weights, which tables store: a dict with at least `model` and `revision`.
         parts: the files of a GGUF file, in order.
         sha256: hash that the joined GGUF file must have; None if unknown.
     """
@@ -34,12 +34,15 @@ class Source:
 
     @property
     def streams(self) -> bool:
-        """Whether layers can be read from the files without loading the model: True for a folder or hub model."""
+        """True for a folder or hub model, whose layers can be read from files without loading the model."""
         return self.kind in ("folder", "hub")
 
 
 def tiny_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
-    """Return the source of a checkpoint of this package. Raises ValueError if a revision or training step is given."""
+    """Return the `Source` of the checkpoint `name` in this package, such as "tiny-rope".
+
+    Raises ValueError if a revision or a training step (`checkpoint`) is given, because there is only one.
+    """
     if revision is not None or checkpoint is not None:
         raise ValueError(
             f"{name} is one packaged set of weights; it has no revision or checkpoint to choose: leave revision= and "
@@ -66,5 +69,8 @@ LOADERS: dict[str, Loader] = {}
 
 
 def claimed(given: Any) -> str | None:
-    """Return the kind of the registered loader that claims a folder or an object; None if no loader does."""
+    """Return the kind (a key of `LOADERS`) of the registered loader for a model; None if no loader claims it.
+
+    given: a folder or file as a Path, or a model object.
+    """
     return next((kind for kind, loader in LOADERS.items() if loader.claims(given)), None)

@@ -14,15 +14,15 @@ from tlspectral.models.reading.view import AttentionView
 
 @contextmanager
 def open_layers(model: Any, *, load: bool = False, report_hooks: bool = False) -> Iterator[AttentionView | WeightFiles]:
-    """Yield a view of the attention layers of a model.
+    """Yield the attention layers of a model: an `AttentionView` of a model that can run, or `WeightFiles`.
 
     Args:
         model: a TransformerLens model, a model of transformers, `WeightFiles`, a `Source`, or a name or path. Folders
-            and hub models are read from their files layer by layer; other names are loaded.
-        load: load folders and hub models too.
-        report_hooks: warn about hooks that the user left on the model, as `measured` does.
+            and hub models become `WeightFiles`, read layer by layer; other names are loaded.
+        load: True also loads folders and hub models.
+        report_hooks: True warns about hooks that the user left on the model.
 
-    Raises as `load_model`.
+    Raises UnsupportedArchitecture, BadWeights, ValueError or FileNotFoundError, as `load_model`.
     """
     if getattr(model, "only_weights", False):
         yield model

@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.sinks import asked_for_sinks, found_sinks
 from tlspectral.models.attention.prompt_patterns import prompt_patterns
 from tlspectral.models.reading import measured
@@ -26,11 +27,13 @@ _LONGEST = 14  # letters of a token that are written
 _WIDTH = 8.4  # inches; letters of 8 points are then 9 pixels high in a page column of 688 pixels
 
 
+@checked_settings
 def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks: str | None = None) -> Figure:
     """Draw the attention of several heads on one prompt: a panel per head, queries down, keys across, one colour scale.
 
     >>> import tlspectral as tls, torch
-    >>> model, tokens = tls.load_model("tiny-rope"), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    >>> model = tls.load_model("tiny-rope")
+    >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     >>> figure = tls.plots.patterns(model, tokens, ["L0H3", "L1H0"])
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['L0H3', 'L1H0']
@@ -40,14 +43,17 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks
     Args:
         model: a TransformerBridge or HookedTransformer. It runs once, with the hooks that are placed on it.
         prompt: text, or token ids [pos]; at most 128 tokens.
-        heads: at most 12 heads, in any form of `Heads`, such as "L5H1" or ["L5H1", "L6H9"].
+        heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a table with layer and
+            head.
         sink: True draws the first key too. Most heads look at it most of the time, so without it differences are easier
             to see. Default: False. Attention is not rescaled.
-        sinks: "found" draws the first key too, and shows as grey columns all keys that are attention sinks of the layer
-            on this prompt (`tls.heads.attention_sinks`). It excludes sink=True.
+        sinks: "found" draws the first key too, and greys out every attention sink of the layer: a key whose mean
+            attention from later queries, over the layer's heads, exceeds .15 and four times an even share. Default:
+            None. It excludes sink=True.
 
     Returns:
-        Figure.
+        matplotlib Figure. Colour is the attention probability after the softmax, from 0 to the largest drawn value.
+        `figure.savefig("patterns.png")` writes it.
 
     Raises:
         BadHead: a head does not exist, or no head is given.
@@ -55,7 +61,7 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks
             and sink=True, or a prompt below 24 tokens with `sinks`, which cannot be judged.
         UnsupportedArchitecture: a layer does not return its attention.
 
-    Not established: where a head looks on other prompts. One prompt is one example; `top_pairs` looks at many.
+    Not established: where a head looks on other prompts. One prompt is one example; `tls.top_pairs` looks at many.
     """
     without_sinks = asked_for_sinks(sinks, sink=sink)
     with measured(model) as view:
@@ -104,9 +110,12 @@ def _without_sinks(
     prompt: Any,
     weights: list[Float[np.ndarray, "query key"]],
 ) -> list[Float[np.ndarray, "query key"]]:
-    """Return the attention of each head, [query, key], with NaN at keys that are sinks of its layer.
+    """Return copies of the attention arrays [query, key] in which each key that is an attention sink of its layer is
+    NaN.
 
-    Raises ValueError for a prompt on which sinks cannot be judged.
+    `view` and `prompt` are the model and the prompt on which sinks are judged. `weights` has one array per head, in the
+    order of `by_layer`, a dict from layer to head numbers. Raises ValueError for a prompt on which sinks cannot be
+    judged, such as a short one.
     """
     sinks = found_sinks(view, packed_prompts(view, prompt), by_layer, 1)
     layers = [layer for layer in sorted(by_layer) for _ in by_layer[layer]]
@@ -117,8 +126,8 @@ def _without_sinks(
 
 
 def _written(token: str) -> str:
-    """Return a token as an axis label: blanks are visible, long tokens are cut, and a dollar sign does not start a
-    formula.
+    """Return a token as an axis label of at most 14 letters: blanks become visible marks, and a dollar sign is escaped
+    so that matplotlib does not read a formula.
     """
     seen = token.replace(" ", "\N{OPEN BOX}").replace("\n", "\\n").replace("\t", "\\t").replace("$", r"\$")
     return seen if len(seen) <= _LONGEST else f"{seen[: _LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"

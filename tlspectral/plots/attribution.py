@@ -19,27 +19,33 @@ _MOST_BARS = 16
 
 
 def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Draw the largest terms of an attention score, each as a bar stacked by its four parts.
+    """Draw the largest terms of one attention score as bars, each stacked by its four parts.
 
     >>> import tlspectral as tls, torch
-    >>> model, tokens = tls.load_model("tiny-rope"), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    >>> model = tls.load_model("tiny-rope")
+    >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     >>> table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=2)
     >>> tls.plots.qk_attribution(table).axes[0].get_xlabel()
     'term of the score, before the softmax (logits)'
 
-    Use it to see which earlier writes make a score large. Positive parts are stacked to the right of 0, negative parts
-    to the left. A dot marks their sum. A ring marks the measured effect of removing the pair, if the table has it. At
-    most 16 terms are drawn, and the row `rest` comes last.
+    Use it to see which earlier writes make a score large. A term is the product of one write to the query and one write
+    to the key. Its parts are the symmetric part M_S, the antisymmetric part M_A and the rotary phase Im(M_t) of the
+    head's query-key matrix, and what lies outside this matrix, such as biases. Positive parts are stacked to the right
+    of 0, negative parts to the left. A dot marks their sum. A ring marks the measured effect of removing the pair, if
+    the table has it.
 
     Args:
-        table: result of `tlspectral.qk_attribution`.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: result of `tls.qk_attribution`. Needed columns: `query_term, key_term, symmetric, antisymmetric, phase,
+            outside_m, total`; used if present: `measured`.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure with at most 16 terms, in logits before the softmax, and the row `rest` last. A note gives the
+        number and sum of terms that are not drawn.
 
     Raises:
         ValueError: a column is missing, or the table has no rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
     Not established: that a term is a cause of the behaviour. Only the rings are measured.
     """
@@ -78,8 +84,8 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def _draw_points(axes: Axes, values: Any, heights: np.ndarray, gid: str, face: str) -> tuple[Artist, str]:
-    """Draw the points (values, heights) with the fill colour `face`, and return the artist and its legend text
-    `gid`.
+    """Draw the points (`values` across, `heights` up) into `axes` as circles with the fill colour `face`, and return
+    (artist, legend text); `gid` names the artist and is the legend text.
     """
     (line,) = axes.plot(values, heights, "o", color=INK, markerfacecolor=face, markersize=4 if face == INK else 7,
         linestyle="none", gid=gid, zorder=4)  # fmt: skip
@@ -87,7 +93,9 @@ def _draw_points(axes: Axes, values: Any, heights: np.ndarray, gid: str, face: s
 
 
 def _title(table: pd.DataFrame) -> str:
-    """Return the title: head, query and key tokens (or the number of prompts), the score and the error."""
+    """Return the title of a `qk_attribution` table, from its `attrs`: head, query and key tokens (or the number of
+    prompts), the score in logits and the error of the decomposition.
+    """
     attrs = table.attrs
     if "head" not in attrs:
         return "one attention score"

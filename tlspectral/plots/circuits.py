@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import (
     BLUE,
@@ -46,26 +47,31 @@ _UNSCALED: Any = {"lines.scale_dashes": False}
 
 
 def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Draw the share of a behaviour that circuits carry against the share of edges that they keep (logarithmic axis).
+    """Draw how much of a behaviour circuits carry (up) against how many edges they keep (across, logarithmic).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> table = pd.DataFrame({"circuit": "edges", "share": [0.1, 1], "n_edges": [20, 200], "faithfulness": [0.7, 1]})
+    >>> columns = {"circuit": "edges", "share": [0.1, 1], "n_edges": [20, 200]}
+    >>> table = pd.DataFrame({**columns, "faithfulness": [0.7, 1]})
     >>> tls.plots.faithfulness(table).axes[0].get_ylabel()
     'share of the gap carried'
 
-    Use it to see how small a circuit can be. Points show random circuits and circuits with heads exchanged, for
-    comparison. With `choose="bootstrap"`, pale points are circuits that a sample chose, and the line is the value of
-    this procedure.
+    Use it to see how small a circuit can be. The gap is the metric of the whole model minus the metric without any
+    edge; 0 means nothing carried, 1 the whole model. The line is the circuits of the largest edges, its band a 95 %
+    interval over pairs of prompts. Crosses are random edges between the same layers; circles are the same edges with
+    the heads of each layer exchanged. With `choose="bootstrap"` in `tls.faithfulness`, pale points are circuits that
+    samples of pairs chose, and the line is measured on pairs that did not choose.
 
     Args:
-        table: result of `faithfulness`.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: result of `tls.faithfulness`. Needed columns: `circuit, share, n_edges, faithfulness`; used if present:
+            `low, high, worst, unseen`, and `table.attrs["n_pairs"]` for a note.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure; across: share of all edges that are kept; up: share of the gap, which may exceed 1.
 
     Raises:
-        ValueError: a column is missing.
+        ValueError: a column is missing, or the table has no rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
     Not established: that the model uses these edges. If random circuits lie on the line, any circuit of this size
     carries as much.
@@ -103,35 +109,39 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     return figure
 
 
+@checked_settings
 def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = None) -> Figure:
     """Draw the largest edges of a circuit: up to 24 as a graph, 25 or more as a matrix of senders and receivers.
 
     >>> import pandas as pd, tlspectral as tls
-    >>> columns = {"sender": ["L0H1", "L0H3"], "receiver": ["L1H0.k", "L1H2.q"], "delta": [-0.8, 0.3]}
-    >>> figure = tls.plots.circuit(pd.DataFrame(columns))
+    >>> ends = {"sender": ["L0H1", "L0H3"], "receiver": ["L1H0.k", "L1H2.q"]}
+    >>> figure = tls.plots.circuit(pd.DataFrame({**ends, "delta": [-0.8, 0.3]}))
     >>> figure.legends[0].get_title().get_text()
     'the 2 largest of 2 edges'
 
-    Use it to read a table of `edge_effects`. The graph runs from the embedding at the bottom to the logits at the top,
-    with a row of boxes per layer (a graph with more than 10 boxes in a row is a matrix). Line width is the size of the
-    effect, colour its sign, and line style what the receiver reads (queries, keys or values). The five largest edges
-    show their number and the letter q, k or v. Heads that share keys or values
-    stand in a common box, which edges into these keys or values enter. In the matrix, senders and receivers are in
-    layer order, and colour is the effect.
+    Use it to read a table of `tls.edge_effects`, where an edge is what one head or MLP writes into the input of
+    another. The graph runs from the embedding at the bottom to the logits at the top, with a row of boxes per layer; a
+    graph with more than 10 boxes in a row is drawn as a matrix. Line width is the size of the effect, colour its sign
+    (blue: cutting the edge lowers the metric), and line style what the receiver reads: queries, keys or values. The
+    five largest edges show their number and the letter q, k or v. A frame joins heads that share keys or values. In the
+    matrix, senders and receivers are in layer order, and colour is the effect.
 
     Args:
-        edges: table with `sender`, `receiver` and `delta` or `estimate`, such as the result of `edge_effects`.
-        most: number of edges to draw, largest first. Default: 40.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        edges: table with the columns `sender` ("L0H1"), `receiver` ("L1H0.k") and `delta` or `estimate`. Where `delta`
+            is missing, `estimate` is drawn.
+        most: number of edges to draw, largest absolute effect first. Default: 40.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure. Effects are changes of the metric when the edge is cut, in the metric's unit: nats for a
+        loss, logits for a logit difference, probability for attention.
 
     Raises:
         ValueError: a column is missing, or no edge has an effect.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    Not established: that edges outside the figure do not matter, or that drawn edges together have the sum of their
-    effects. `faithfulness` measures both.
+    Not established: that edges outside the figure do not matter, or that the drawn edges together have the sum of their
+    effects. `tls.faithfulness` measures both.
     """
     require(edges, ("sender", "receiver"), "edge_effects")
     effect = edges["delta"] if "delta" in edges else edges["estimate"]
@@ -154,7 +164,11 @@ def _most_in_row(shown: pd.DataFrame) -> int:
 
 
 def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Draw edges as coloured cells, senders across and receivers down from the logits; `note` stands below."""
+    """Return a figure (new, or the figure of `ax`) with edges as coloured cells: senders across, receivers down from
+    the logits, colour their effect.
+
+    `shown` has the columns sender, receiver and effect. `note` is a line of text below the panel.
+    """
     across = sorted(shown["sender"].unique(), key=_order)
     down = sorted(shown["receiver"].unique(), key=_order, reverse=True)
     values = shown.pivot_table(index="receiver", columns="sender", values="effect", aggfunc="sum")
@@ -179,7 +193,10 @@ def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 
 
 def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Draw edges as lines between boxes, with a row of boxes per layer; `note` stands below."""
+    """Return a figure (new, or the figure of `ax`) with edges as lines between boxes, with a row of boxes per layer.
+
+    `shown` has the columns sender, receiver and effect. `note` is a line of text below the panel.
+    """
     ends = shown["receiver"].str.split(".").str[0]
     groups = _groups(shown, ends)
     framed = {name: [head for head in heads if head in {*shown["sender"], *ends}] for name, heads in groups.items()}
@@ -243,8 +260,10 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 
 
 def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
-    """Return a dict from a group such as "L18KV2" to the heads that share its keys or values; empty without a column
-    reached.
+    """Return a dict from a group of heads with common keys or values, such as "L18KV2", to the names of its heads.
+
+    `shown` are edges; `ends` are their receivers without the input, such as "L18KV2". Heads of a group are those that
+    its edge reaches, from the column `reached`. The dict is empty if `shown` has no column `reached`.
     """
     if "reached" not in shown:
         return {}
@@ -259,10 +278,11 @@ def _between_boxes(
     half: float,
     lanes: dict[int, list[float]],
 ) -> Path:
-    """Return a curve from the top of box `start` to the bottom of box `end`, through gaps of the rows between them.
+    """Return a matplotlib Path, a curve from the top of the box at `start` to the bottom of the box at `end`, which
+    avoids the boxes of the rows between.
 
-    `boxes` are the (x, row) of all boxes, `half` is half the width of a box. `lanes` has, by row, where earlier lines
-    pass; the places of this line are added.
+    `start`, `end` and `boxes` are centres (x, row), `half` is half the width of a box, all in units of the axes.
+    `lanes` is a dict from a row to the positions where earlier lines pass it; the positions of this line are added.
     """
     if end[1] <= start[1]:  # within a row or downwards: a straight line
         return Path([start, end])
@@ -286,9 +306,10 @@ def _between_boxes(
 
 
 def _nearest_gap(x: float, boxes: list[float], half: float, taken: list[float], lane: float) -> float:
-    """Return the position nearest to x that is at least `half` away from every box of a row.
+    """Return the horizontal position nearest to `x` that is at least `half` away from the centre of every box of a row;
+    `boxes` are these centres.
 
-    It is also `lane` away from the lines at `taken`, if there is room within four lanes.
+    The position is also at least `lane` away from the lines at `taken`, if there is room within four lanes.
     """
     free = [place for place in (x, *(box + side * half for box in boxes for side in (-1.0, 1.0)))
             if all(abs(place - box) >= half - 1e-9 for box in boxes)]  # fmt: skip
@@ -299,8 +320,8 @@ def _nearest_gap(x: float, boxes: list[float], half: float, taken: list[float], 
 
 
 def _order(name: str) -> tuple[int, int, int, str]:
-    """Return the sort key of a sender or receiver: by layer, heads before MLPs, the embedding first, the logits
-    last.
+    """Return a sort key for the name of a sender or receiver, such as "L3H2.k": by layer, heads before MLPs, the
+    embedding first, the logits last.
     """
     match = _NODE.match(name)
     if match is None:
@@ -309,10 +330,10 @@ def _order(name: str) -> tuple[int, int, int, str]:
 
 
 def _places(names: list[str], groups: dict[str, list[str]]) -> dict[str, tuple[float, float]]:
-    """Return a dict from each node to its (x, row): rows in layer order, MLPs above the heads of their layer, evenly
-    spaced.
+    """Return a dict from each node (head, MLP, group, embedding, logits) to its place (x from -1 to 1, row number).
 
-    A group of which no head is among the names stands where its first head would stand.
+    Rows are in layer order, MLPs in a row above the heads of their layer; nodes of a row are evenly spaced. `groups`
+    maps a group such as "L18KV2" to its heads; a group among `names` stands where its first head would stand.
     """
     rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for name in dict.fromkeys(names):

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.null_eigenvalues import null_eigenvalues
 from tlspectral.models.reading import measured
@@ -19,32 +20,37 @@ _MOST_HEADS = 12
 _DRAWS = 30
 
 
+@checked_settings
 def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
-    """Draw the eigenvalues λ of the query-key matrix M of heads, over the eigenvalues of 30 draws of their null.
+    """Draw the eigenvalues λ of heads' query-key matrices M in the complex plane, over the eigenvalues of random
+    matrices.
 
     >>> import tlspectral as tls
     >>> figure = tls.plots.eigenvalues(tls.load_model("tiny-rope"), "L0H3")
     >>> figure.axes[0].get_title(loc="left").split(",")[0]
     'L0H3: D_head 0.24'
 
-    Use it to see whether a head's spectrum is unusual. The null has the head's singular values and random directions.
-    Its eigenvalues fill a disc; the circle shows their root mean square modulus. The title gives D_head, Σ|Im λ| /
-    Σ|λ|, of the head and of the draws (FP section 3).
+    Use it to see whether a head's spectrum is unusual. M is W_Q W_K^T with norms folded in. The null is 30 matrices
+    with the head's singular values and random directions ("Fingerprint, Not Blueprint", section 3). Their eigenvalues
+    fill a disc; the circle shows their root mean square modulus. The title gives D_head, Σ|Im λ| / Σ|λ| (0: all real,
+    1: all imaginary), of the head and the mean over the null.
 
     Args:
         model: a TransformerBridge or HookedTransformer. It is not run.
-        heads: at most 12 heads, in any form of `Heads`, such as "L5H1" or ["L5H1", "L6H9"].
+        heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a table with layer and
+            head.
         seed: seed of the null; `analyze_heads` with the same seed has the same draws. Default: 0.
 
     Returns:
-        Figure with a panel per head.
+        matplotlib Figure with a panel per head, real part across and imaginary part up, in units of the score
+        before the model's scale (1 / sqrt(d_head) in most models).
 
     Raises:
         BadHead: a head does not exist, or no head is given.
         ValueError: more than 12 heads.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
 
-    Not established: anything about rotary positions, because M is the head at distance 0.
+    Not established: what the head attends to, or anything about rotary positions, because M is the head at distance 0.
     """
     with measured(model, report_hooks=False) as view:
         operators = QKOperators(view)
@@ -88,6 +94,8 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
 
 
 def _rotational(values: Any) -> float:
-    """Return D_head, Σ|Im λ| / Σ|λ|, of eigenvalues [k] or its mean over draws of eigenvalues [draws, k]."""
+    """Return D_head, Σ|Im λ| / Σ|λ| (0 to 1), of complex eigenvalues [k], or its mean over draws for eigenvalues
+    [draws, k].
+    """
     modulus = np.abs(values).sum(-1)
     return float((np.abs(values.imag).sum(-1) / np.where(modulus > 0, modulus, 1.0)).mean())

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, RED, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
@@ -23,8 +24,10 @@ _Entry = tuple[Any, str]  # an artist of the legend (or a tuple of artists drawn
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
-    """Draw every head in the plane of dir_frac (across) and D_head (up), with the null of both.
+    """Draw every head by its directional share dir_frac (across) and its rotational share D_head (up), with the null of
+    both.
 
     >>> import tlspectral as tls
     >>> heads = tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10)
@@ -32,23 +35,25 @@ def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
     >>> figure.axes[0].get_title(loc="right")
     '8 heads'
 
-    Use it to find heads whose weights are unusually directional or rotational (FP sections 3, 4 and 6). Dots are
-    coloured by layer. A line shows a null's mean and a band its mean ± 2 standard deviations, both medians over heads.
-    Every head has its own null, so a head outside the band may be inside its own (see `D_head_z` and
-    `D_head_null_pct`).
+    Use it to find heads whose weights are unusually directional or rotational ("Fingerprint, Not Blueprint", sections
+    3, 4 and 6). M is the head's query-key matrix, M_A its antisymmetric part: dir_frac is ‖M_A‖ / ‖M‖, and D_head is
+    Σ|Im λ| / Σ|λ| over the eigenvalues λ of M. A dashed line shows the mean of a null (random directions with the
+    head's singular values), a band its mean ± 2 standard deviations, both as medians over heads. Every head has its own
+    null, so a head outside the band may be inside its own (see `D_head_z` and `D_head_null_pct`).
 
     Args:
-        table: table of `analyze_heads`. Needed columns: `layer, head, dir_frac, D_head`. Used if present: `name`,
-            `prev`, the null columns of both metrics, and `table.attrs["model"]` for the title. A note counts heads left
-            out because a value is NaN.
+        table: table of `tls.analyze_heads`. Needed columns: `layer, head, dir_frac, D_head`. Used if present: `name`,
+            `prev` (attention to the previous token), the null columns of both metrics, and `table.attrs["model"]` for
+            the title. A note counts heads left out because a value is NaN.
         highlight_previous_token: number of heads with the highest `prev` that get a ring and their name. Default: 5.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure: a dot per head, coloured by layer; both axes are shares from 0 to 1.
 
     Raises:
         ValueError: a needed column is missing, the table has no rows, or `highlight_previous_token` is negative.
+        TypeError: `ax` is not a matplotlib Axes.
 
     Not established: what a head does. Its position shows how its weights are arranged. The rings come from behaviour,
     and heads near them may behave otherwise.
@@ -87,8 +92,11 @@ def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
 
 
 def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
-    """Draw line and band of a metric's null, and return a list with their legend entry; empty without a null in the
-    table.
+    """Draw the mean of a metric's null into `axes` as a line and ± 2 standard deviations as a band; return [(artists,
+    legend text)].
+
+    `metric` is "dir_frac" or "D_head", a column of the head table `table`. Draw nothing and return [] if the table has
+    no null columns for it.
     """
     null = null_band(table, metric)
     if null is None:
@@ -107,7 +115,11 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
 
 
 def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
-    """Draw a ring around the given heads, and return the legend entry; `area` is the area of a dot in square points."""
+    """Draw a red ring into `axes` around each head in `ringed` (rows with dir_frac, D_head and prev), and return its
+    legend entry (artist, text).
+
+    `area` is the area of a head's dot in square points.
+    """
     look = {"facecolors": "none", "edgecolors": RED, "linewidths": 1.4, "zorder": 4}
     axes.scatter(ringed["dir_frac"], ringed["D_head"], s=3.2 * area, gid="previous-token heads", **look)
     low, high = ringed["prev"].min(), ringed["prev"].max()
@@ -117,6 +129,8 @@ def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
 
 
 def _left_out(rows: pd.DataFrame) -> str | None:
-    """Return a note about heads that are not drawn, or None if all are drawn."""
+    """Return a note (text) with the number and first names of the heads in `rows`, which are not drawn; None if `rows`
+    is empty.
+    """
     named = ", ".join(rows["name"].head(4)) + (", ..." if len(rows) > 4 else "")
     return f"not drawn, dir_frac or D_head is NaN: {len(rows)} ({named})" if len(rows) else None

@@ -25,35 +25,39 @@ _OTHERS_RANGE = (0.05, 0.95)
 def ablation_effects(
     sweep: pd.DataFrame, heads: Heads | None = None, *, detectors: pd.DataFrame | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw the change of a metric when a part of each head is removed, beside the changes of random controls.
+    """Draw how a metric changes when a part of each head is removed, next to the changes of random controls.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0", control="random", draws=19)
+    >>> control = {"control": "random", "draws": 19}
+    >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0", **control)
     >>> figure = tls.plots.ablation_effects(sweep, detectors=tls.detect_heads(model))
-    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()][-1]
+    >>> figure.axes[0].get_yticklabels()[-1].get_text()
     'L0H2  (prev 0.22)'
 
-    Use it to see which heads matter more than their control. A red dot is the effect of removing the part, with its
-    error over sequences. A grey tick is the effect of one control: a random part of equal size (for outputs another
-    head of the layer, for sets of heads another set). The grey bar spans all controls. `control_p` is written at the
-    right, as "≤ 1/20" if it is the smallest value that 19 draws allow. All draws use the same sequences, so their
-    spread comes from the parts.
+    Use it to see which heads matter more than their control. Each row is a head (or a named set of heads). A red dot is
+    the effect of removing the part: the metric without it minus the intact value, with the standard error over
+    sequences. A grey tick is the effect of one control: a random part of equal size; for outputs another head of the
+    layer; for sets another set. The grey bar spans all controls. At the right stands `control_p`: the share of the
+    controls and the part itself whose effect is as large, or "≤ 1/20", the smallest value that 19 controls allow.
 
     Args:
-        sweep: of `ablation_sweep`, of heads or of sets of them; heads without a measured effect are left out.
-        heads: the heads to draw, as in `ablate`; for a sweep over sets, names of sets. Default: all of the sweep.
-        detectors: table of `analyze_heads` or `detect_heads`; `prev` is then written after each name. Default: none.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        sweep: table of `tls.ablation_sweep`; heads without a measured effect are left out.
+        heads: heads to draw: "L5H1", (5, 1), "L5" (all of layer 5) or a list of these; for a sweep over sets the names
+            of sets. Default: all of the sweep.
+        detectors: table of `analyze_heads` or `detect_heads`; its `prev` (attention to the previous token) is written
+            after each name. Default: none.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure; across: change in units of the metric (nats for the losses "induction" and "language").
 
     Raises:
         ValueError: a column is missing, or none of the heads has a measured effect.
         BadHead: `heads` names a head that is not in the sweep.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    Not established: an effect, if one of many heads is outside its bar. `control_p` is not corrected for the number of
+    Not established: an effect, if one of many heads is outside its bar: `control_p` is not corrected for the number of
     heads.
     """
     require(sweep, ("layer", "head", "name", "part", "delta", "delta_se"), "ablation_sweep")
@@ -116,7 +120,10 @@ def ablation_effects(
 
 
 def _named_rows(sweep: pd.DataFrame, heads: Heads) -> pd.Series:
-    """Return a mask of the rows of a sweep whose head, or set by its name, is in `heads`. Raises BadHead."""
+    """Return a boolean Series over the rows of a sweep: True where the head (or the named set of heads) is in `heads`.
+
+    Raises BadHead if the sweep has no row for one of `heads`.
+    """
     if (sweep["head"] < 0).all():
         names = [heads] if isinstance(heads, str) else [str(name) for name in cast(Iterable[Any], heads)]
         unknown = sorted({*names} - {*sweep["name"]})
@@ -136,7 +143,12 @@ def _named_rows(sweep: pd.DataFrame, heads: Heads) -> pd.Series:
 
 
 def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:
-    """Draw a tick per control draw and a bar over their range, for each row; return the ticks for the legend."""
+    """Draw into `axes`, for each row of the sweep `table`, a tick per control effect and a bar from the least to the
+    largest one.
+
+    Return the artist of the ticks for the legend, or None if no row has controls. Effects come from the column
+    control_draws, a list per row.
+    """
     ticks: Any = None
     for height, changes in enumerate(table["control_draws"]):
         if changes is None or not len(changes):
@@ -148,8 +160,10 @@ def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:
 
 
 def _write_pvalues(axes: Axes, table: pd.DataFrame) -> None:
-    """Write control_p at the right edge of each row, as "≤ 1/n" if it is the smallest value that the row's draws
-    allow.
+    """Write the p-value control_p into `axes` at the right edge of each row of the sweep `table`.
+
+    It is written as "≤ 1/n" if it is the smallest value that the row's n - 1 controls allow, and left empty if it is
+    NaN.
     """
     across = axes.get_yaxis_transform()  # x from 0 to 1 over the axes
     texts = [
@@ -166,7 +180,9 @@ def _write_pvalues(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def _title(sweep: pd.DataFrame, task: str) -> str:
-    """Return the title: model, task, and the metric of the intact model."""
+    """Return the title of a sweep's figure as text: the model (from `sweep.attrs`), the name `task`, and the metric's
+    value without ablation.
+    """
     parts = [str(sweep.attrs[name]) for name in ("model",) if name in sweep.attrs] + [task]
     if "intact_value" in sweep.attrs:
         parts.append(f"intact {two_decimals(sweep.attrs['intact_value'])}")
@@ -180,32 +196,46 @@ def kernel(
     others: pd.DataFrame | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the mean attention score against the distance of the key, one panel per head, intact and ablated.
+    """Draw the mean attention score of heads against the distance of the key, a panel per head, intact and ablated.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> tls.plots.kernel(tls.relative_position_kernel(model, "L0H3")).axes[0].get_title(loc="left")
+    >>> kernel = tls.relative_position_kernel(model, "L0H3")
+    >>> tls.plots.kernel(kernel).axes[0].get_title(loc="left")
     'L0H3'
 
-    Use it to see which distance a head prefers, and whether a part makes this preference.
+    Use it to see which distance a head prefers, and whether a part of the head makes this preference:
+
+        intact = tls.relative_position_kernel(model, "L0H3")
+        with tls.ablate(model, "L0H3", "rope_phase"):
+            ablated = tls.relative_position_kernel(model, "L0H3")
+        tls.plots.kernel(intact, ablated)
 
     Args:
-        intact: result of `relative_position_kernel`.
-        ablated: the same inside a block of `ablate`, for the same heads; None (default) draws only the intact kernel.
-        others: the same of all heads of the model, for a grey band: 5 to 95 % of the other heads at each distance, each
-            moved to the mean score of the drawn head. Default: none.
-        ax: matplotlib Axes to draw into, for the kernel of one head; None makes a new figure.
+        intact: result of `tls.relative_position_kernel`. Used columns: `layer, head, offset, score`.
+        ablated: a second such table for the same heads, made inside a block of `tls.ablate`. Default: None, which draws
+            only `intact`.
+        others: such a table of all heads of the model, for a grey band: 5 to 95 % of the other heads at each distance,
+            each moved to the mean score of the drawn head. Default: None, no band.
+        ax: matplotlib Axes to draw into, if there is one head. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure; across: offset of the key in tokens (-1 is the previous token); up: mean score before the
+        softmax, in logits. Predicted scores are not drawn.
 
     Raises:
-        ValueError: `ax` is given and the kernels are of several heads; or `others` has no other head with a score, or
-            is of another model.
+        ValueError: `ax` is given and the table has several heads; `others` has no other head with a score at these
+            offsets, or comes from another model.
+        TypeError: `ax` is not a matplotlib Axes.
 
     Not established: that distance alone decides. A kernel mixes the effects of content and position. A head outside the
     band differs from most heads of the model; the band is not a null of the head itself.
     """
+    needed = ("layer", "head", "offset", "score")
+    require(intact, needed, "relative_position_kernel", name="table intact=")
+    for name, table in (("ablated", ablated), ("others", others)):
+        if table is not None:
+            require(table, needed, "relative_position_kernel", name=f"table {name}=")
     groups = list(intact[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
     if ax is not None and len(groups) > 1:
         raise ValueError(
@@ -213,7 +243,6 @@ def kernel(
             "ax= out"
         )
     if others is not None:
-        require(others, ("layer", "head", "offset", "score"), "relative_position_kernel", name="table of other heads")
         require_same_model(others, intact.attrs, "the kernels", name="table of other heads")
     if len(groups) == 1:
         figure, axes = one_panel(ax, 5.6, 4.0)

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import (
     INK,
@@ -28,6 +30,7 @@ _NAMED = 3
 _NOT_A_NUMBER = "#b9bec5"
 
 
+@checked_settings
 def heads(
     table: pd.DataFrame, column: str, *, limits: tuple[float, float] | None = None, ax: Axes | None = None
 ) -> Figure:
@@ -44,16 +47,17 @@ def heads(
     head without a row is white.
 
     Args:
-        table: one row per head, with `layer`, `head` and the column.
-        column: name of the column to draw; its values are numbers.
-        limits: (low, high) ends of the colour scale; None takes the smallest and largest value.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        table: one row per head, with `layer`, `head` and the column, such as the table of `tls.analyze_heads`.
+        column: name of the column to draw; its values are numbers or booleans.
+        limits: (low, high) ends of the colour scale. Default: the smallest and largest value.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure with a cell per head; the colour bar is in the unit of the column.
 
     Raises:
         ValueError: a column is missing or is not numeric, the table has no rows, or a head has several rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
     Not established: that a named head is unusual. The largest of many heads is large by chance too; compare the null
     columns and errors of the table.
@@ -100,11 +104,17 @@ def heads(
 
 
 def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMappable:
-    """Return the colour map of values: two-sided around 0 if they have both signs, otherwise from pale to dark;
-    `limits` are its ends.
+    """Return a ScalarMappable, the matplotlib colour map and scale for an array of values: purple to orange around 0 if
+    they have both signs, otherwise pale to dark.
+
+    `limits` are (low, high) ends of the scale; None takes the smallest and largest finite value.
     """
+    if limits is not None and (not isinstance(limits, list | tuple | np.ndarray) or len(limits) != 2):
+        raise ValueError(f"limits= must be two numbers, such as (0, 1); found {shown(limits)}")
     finite = values[np.isfinite(values)]
-    low, high = limits or ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))
+    low, high = (
+        limits if limits is not None else ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))
+    )
     if low < 0 < high:
         reach = max(-low, high)
         return two_sided_colours(reach)

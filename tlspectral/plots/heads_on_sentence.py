@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import detect_heads
 from tlspectral.hooks.head_wall import wall as measured_wall
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
@@ -38,6 +39,7 @@ _GAP, _BAR = 1 / 7, 1 / 6  # gap beside a square and room for a bar under it, as
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def wall(
     model: Any,
     prompt: Any = None,
@@ -46,7 +48,8 @@ def wall(
     table: pd.DataFrame | None = None,
     removal: bool = True,
 ) -> Figure:
-    """Draw the attention of all heads on one sentence, with a bar for the answer's loss without each head.
+    """Draw the attention of all heads of a model on one sentence, and how removing each head changes the model's
+    answer.
 
     >>> import tlspectral as tls, torch
     >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
@@ -55,23 +58,26 @@ def wall(
     ('layer', 'head')
 
     Use it for a first look at a model. Each square is one head: queries down, keys across, first token left out. A
-    frame names the head's kind on random repeated tokens: its largest detector score, if that is .3 or more. A filled
-    bar under a square is the answer's loss when the head writes nothing; an outlined bar is a gain. Lines join heads
-    that share keys and values.
+    coloured frame names the head's kind on random repeated tokens, if a detector score is .3 or more. The bar under a
+    square is the change when the head's output is set to zero: filled if the answer loses, outlined if it gains. The
+    answer is the model's own next token (change of its probability) or, with `task`, the task's metric.
 
     Args:
-        model: TransformerBridge or HookedTransformer; or a result of `tls.hooks.wall`, which is drawn without a new
-            run.
-        prompt, task, removal: passed to `tls.hooks.wall`.
-        table: table of `analyze_heads` or `detect_heads` of this model, for the frames; None measures it.
+        model: TransformerBridge or HookedTransformer; or a result of `tls.hooks.wall`, drawn without a new run.
+        prompt: text, or token ids [pos], 2 to 128 tokens. Default: a sentence about Mary and John; without a tokenizer
+            random ids.
+        task: a `Task` that measures the next token after each prompt, such as `tls.logit_difference(...)`, in place of
+            `prompt`. Attention is drawn for its first prompt, changes are means over its prompts.
+        table: table of `analyze_heads` or `detect_heads` of this model, for the frames. Default: measured.
+        removal: False leaves the bars out, which saves one run per head. Default: True.
 
     Returns:
-        Figure.
+        matplotlib Figure. Colour is attention probability, full from .5 on; the legend gives the size of a full bar.
 
     Raises:
         ValueError: both prompt and task, several prompts, fewer than 2 or more than 128 tokens, a task that does not
-            measure the next token after each prompt, a table of other weights, or a prompt with a measured wall.
-        UnsupportedArchitecture: a layer does not return its attention; a task with an encoder.
+            measure the next token, a table of other weights, or a prompt with a measured wall.
+        UnsupportedArchitecture: a layer does not return its attention, or a task is given for an encoder.
         EditNotHonored: the model discards the edit.
 
     Not established: why a head looks where it does, or where it looks on other sentences. Other heads may replace a
@@ -87,12 +93,14 @@ def wall(
     if table is not None:
         require(table, ("layer", "head"), "analyze_heads", name="table of heads")
         require_same_model(table, shown.origin, "the wall")
-    return _drawn(shown, _framed(shown, table))
+    return _drawn(shown, _framed(table))
 
 
-def _framed(shown: Wall, heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
-    """Return a dict from (layer, head) to the name of the detector that frames the head; heads without a frame are left
-    out.
+def _framed(heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
+    """Return a dict from (layer, head) to the detector that frames the head, such as "prev"; heads without a frame are
+    left out.
+
+    `heads` is a table with detector scores; None gives an empty dict.
     """
     if heads is None:
         return {}
@@ -102,7 +110,11 @@ def _framed(shown: Wall, heads: pd.DataFrame | None) -> dict[tuple[int, int], st
 
 
 def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:
-    """Return the figure of a wall; `framed` maps (layer, head) to a detector."""
+    """Return a new figure of the wall `shown` (attention of all heads on one sentence, and effects of removing each
+    head).
+
+    `framed` is a dict from (layer, head) to the detector that frames the head, such as "prev".
+    """
     layers, rows = sorted(set(shown.heads["layer"])), sorted(set(shown.heads["head"]))
     n_bands = -(-len(layers) // _ACROSS)
     across = -(-len(layers) // n_bands)
@@ -133,10 +145,11 @@ def _draw_band(
     colours: ScalarMappable,
     across: int,
 ) -> None:
-    """Draw the heads of some layers as one image, with frames and bars over it. Coordinates are pixels of the image.
+    """Draw the heads of the layers in `band` into `axes` as one image, with frames and bars over it.
 
-    `band` are the layers, `rows` all head numbers, `largest` the largest effect (a bar of full length), and `across`
-    the number of layers in a full band.
+    `shown` is the wall, `rows` all head numbers, `framed` a dict from (layer, head) to a detector, `largest` the effect
+    of a full bar, `colours` the scale of attention, and `across` the number of layers in a full band. Coordinates are
+    pixels of the image.
     """
     inner = shown.attention[:, 1:, 1:]
     n = inner.shape[1]
@@ -179,9 +192,10 @@ def _draw_band(
 def _square(
     attention: Float[np.ndarray, "query key"], sink: int, colours: ScalarMappable, side: int
 ) -> Float[np.ndarray, "side side 3"]:
-    """Return the image [side, side, 3] of one head, from attention without the first query and key.
+    """Return an RGB image [side, side, 3] of one head's attention, given without the first query and key.
 
-    `sink` is the key of a second sink, which is grey, or below 1. If a pixel covers several weights, it shows the
+    `sink` is the position of a second attention sink in the sentence, whose key is drawn in grey; below 1 there is
+    none. `colours` is the colour scale, `side` the size in pixels. If a pixel covers several weights, it shows the
     largest.
     """
     n, keys = len(attention), np.arange(1, len(attention) + 1)
@@ -198,7 +212,10 @@ def _square(
 
 
 def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], largest: float) -> None:
-    """Write the sentence above the figure, and legend and notes below it."""
+    """Write the sentence of the wall `shown` above the figure, and a legend and notes below it.
+
+    `framed` is a dict from (layer, head) to a detector, `largest` the effect of a full bar (0: no bars).
+    """
     model, removal = shown.origin.get("model") or "attention heads", shown.removal
     title = fill(f"{model}: {shown.sentence}", 88)
     figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
@@ -227,7 +244,9 @@ def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], la
 
 
 def _answer(removal: Removal) -> str:
-    """Return the sentence of the caption that explains the bars."""
+    """Return the sentence of the caption that explains the bars, from `removal`, the effects of removing each head: the
+    quantity that changes, its value with all heads and its standard error.
+    """
     if not removal.of_task:
         return (
             f"Bar: change of the probability of the model's answer “{removal.watched[0].strip()}”, "
@@ -243,10 +262,10 @@ def _answer(removal: Removal) -> str:
 
 
 def _two_digits(value: float) -> str:
-    """Return a number with two significant digits."""
+    """Return a number as text with two significant digits, such as "0.30"."""
     return f"{value:#.2g}".rstrip(".")
 
 
 def _plain(text: str) -> str:
-    """Return text in which a dollar sign does not start a formula."""
+    """Return text with escaped dollar signs, so that matplotlib does not read a formula."""
     return text.replace("$", r"\$")

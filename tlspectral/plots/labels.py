@@ -25,10 +25,12 @@ def name_points(
     gid: str,
     clear: Float[np.ndarray, "clear 2"] | None = None,
 ) -> None:
-    """Write each name near its point, inside the axes, without covering other names or named points.
+    """Write each of `names` near its point, inside the axes, where it covers few other names and points. The figure is
+    changed.
 
-    `places` are the named points, `others` points that should stay visible, and `clear` points that no name may cover,
-    all in data coordinates. `figure.findobj` finds the texts by `gid`.
+    `places` are the named points [named, 2], `others` points [points, 2] that should stay visible, and `clear` points
+    [clear, 2] that no name may cover, all in data coordinates. `colours` has a colour per name. `figure.findobj` finds
+    the texts by `gid`.
     """
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())

@@ -40,32 +40,37 @@ SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
 def positional_symbolic_plane(
     scores: pd.DataFrame, *, highlight: Heads | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw every head in the plane of its positional score (across) and its symbolic score (up), coloured by layer.
+    """Draw every head by its positional score (across) and its symbolic score (up), coloured by layer.
 
     >>> import pandas as pd, tlspectral as tls
-    >>> scores = pd.DataFrame({"layer": [0, 1], "head": [0, 0], "s_pos": [0.9, 0.4], "s_sym": [0.5, 0.95]})
+    >>> heads = {"layer": [0, 1], "head": [0, 0]}
+    >>> scores = pd.DataFrame({**heads, "s_pos": [0.9, 0.4], "s_sym": [0.5, 0.95]})
     >>> figure = tls.plots.positional_symbolic_plane(scores, highlight="L1H0")
     >>> figure.axes[0].get_title(loc="right")
     '2 heads'
 
-    Use it to see which heads follow positions and which follow words (PS section 3.3, Figure 1A). At the top the
-    content decides where a head looks, at the right the position. Both scores are near 1 if attention is even and
-    neither decides. The arc is the unit circle: for one swap of two blocks no head can lie inside it, and a head with
-    all weight on one block lies on it. A mean over swaps that disagree may lie inside.
+    Use it to see which heads follow positions and which follow words ("Decoupling Positional and Symbolic Attention
+    Behavior", section 3.3, Figure 1A). Two blocks of a prompt swap: s_pos is 1 if attention stays at its positions,
+    s_sym is 1 if it follows the blocks. Both are near 1 if attention is even. The arc is the unit circle: for one swap
+    no head can lie inside it, and a head with all weight on one block lies on it. A mean over swaps that disagree may
+    lie inside.
 
     Args:
-        scores: table of `positional_symbolic`, one row per head. Needed columns: `layer, head, s_pos, s_sym`. Used if
-            present: `s_pos_se, s_sym_se` for error bars of one standard error, and `scores.attrs["correlation"]` for a
-            note. A note counts heads left out because a score is NaN.
-        highlight: heads to name, in any form of `Heads`, such as "L12H0" or `scores.nlargest(5, "s_sym")`.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        scores: table of `tls.positional_symbolic`, one row per head. Needed columns: `layer, head, s_pos, s_sym`. Used
+            if present: `s_pos_se, s_sym_se` for error bars of one standard error, and `scores.attrs["correlation"]` for
+            a note. A note counts heads left out because a score is NaN.
+        highlight: heads to name: "L12H0", (12, 0), a list of these, or rows such as `scores.nlargest(5, "s_sym")`.
+            Default: none.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure: a dot per head; both axes are cosines, 0 to 1 for most heads.
 
     Raises:
         ValueError: a needed column is missing, the table has no rows, a head has several rows, or a head to name has
             none.
+        BadHead: `highlight` is not a head.
+        TypeError: `ax` is not a matplotlib Axes.
 
     Not established: that the two scores exclude each other in this model. The circle alone makes their correlation
     negative if attention is peaked, so compare it with its null. A head with both scores near 1 may simply have flat
@@ -92,25 +97,29 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw every head by its exclusion index (across) and the standard deviation of its logits (up, logarithmic).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> columns = {"layer": [0, 1], "head": [0, 0], "exclusion_index": [0.9, 0.2], "logit_std": [1.5, 0.3]}
-    >>> tls.plots.exclusion_plane(pd.DataFrame(columns)).axes[0].get_xlabel()
+    >>> columns = {"layer": 0, "head": [0, 1], "exclusion_index": [0.9, 0.2]}
+    >>> scores = pd.DataFrame({**columns, "logit_std": [1.5, 0.3]})
+    >>> tls.plots.exclusion_plane(scores).axes[0].get_xlabel()
     'exclusion index (0 symbolic, 1 positional)'
 
-    Use it if both scores of many heads are near 1: the index still tells them apart (PS Theorem 1). If the standard
-    deviation is far below 1, the softmax is nearly flat and the logits hardly matter.
+    Use it if the positional and the symbolic score of many heads are both near 1, because their attention is flat. The
+    index still distinguishes such heads: 0 if attention follows words, 1 if it follows positions ("Decoupling
+    Positional and Symbolic Attention Behavior", Theorem 1). If the standard deviation is far below 1, the softmax is
+    nearly flat and the logits hardly matter.
 
     Args:
-        scores: table of `positional_symbolic` with `layer, head, exclusion_index, logit_std`. A note counts heads left
-            out because a value is NaN or `logit_std` is 0.
-        ax: matplotlib Axes to draw into; None makes a new figure.
+        scores: table of `tls.positional_symbolic` with `layer, head, exclusion_index, logit_std`. A note counts heads
+            left out because a value is NaN or `logit_std` is 0.
+        ax: matplotlib Axes to draw into. Default: a new figure.
 
     Returns:
-        Figure.
+        matplotlib Figure: a dot per head, coloured by layer; across: index without unit; up: logits before the softmax.
 
     Raises:
         ValueError: a needed column is missing, the table has no rows, or a head has several rows.
+        TypeError: `ax` is not a matplotlib Axes.
 
-    Not established: that the model's output depends on the head.
+    Not established: that the model's output depends on the head, or how the head behaves on another task.
     """
     columns = ["exclusion_index", "logit_std"]
     require_heads(scores, columns, "positional_symbolic")
@@ -130,7 +139,11 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: bool = True) -> None:
-    """Draw the unit arc, and set equal scales and the limits: the unit square, or larger if points lie outside."""
+    """Draw the arc of the unit circle into `axes`, and set equal scales and limits: 0 to 1, or lower if a point lies
+    below 0.
+
+    `places` are the points [points, 2] to be shown. `labels=False` leaves the names of the axes out.
+    """
     angle = np.linspace(0, np.pi / 2, 91)
     axes.plot(np.cos(angle), np.sin(angle), color=GREY, linewidth=0.8, zorder=0, gid="unit circle")
     low = min(0.0, float(places.min())) if len(places) else 0.0
@@ -143,19 +156,23 @@ def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: boo
 
 
 def _write_what_decides(axes: Axes) -> None:
-    """Write at the ends of the arc whether content or position decides there."""
+    """Write the texts "the content decides" into `axes` at the upper end of the arc, and "the position decides" at its
+    right end.
+    """
     look: dict[str, Any] = {"fontsize": 9, "color": GREY, "zorder": 0, "gid": "what decides"}
     axes.text(0.02, 0.9, "the content\ndecides", ha="left", va="top", **look)
     axes.text(0.78, 0.02, "the position\ndecides", ha="right", va="bottom", **look)
 
 
 def circle_entry() -> tuple[Line2D, str]:
-    """Return the legend entry (artist, text) of the unit arc."""
+    """Return the legend entry of the arc of the unit circle as (line, text)."""
     return Line2D([], [], color=GREY, linewidth=0.8), "unit circle: a single swap lies on it or beyond"
 
 
 def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
-    """Draw error bars of one standard error if the table has them. A head whose error is NaN gets no bar."""
+    """Draw into `axes` error bars of one standard error around the heads in `shown`, from the columns s_pos_se and
+    s_sym_se; draw none if a column is missing. A head whose error is NaN gets no bar.
+    """
     if "s_pos_se" not in shown or "s_sym_se" not in shown:
         return
     across, up = (shown[f"{score}_se"].fillna(0) for score in SCORES)
@@ -166,8 +183,8 @@ def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
 
 
 def _correlation(scores: pd.DataFrame) -> str | None:
-    """Return a text about the correlation of the two scores and its null; None if the table's attrs have no
-    correlation.
+    """Return a text for the figure with Pearson's r of the two scores over heads, its mean and standard deviation under
+    the null, and its percentile; None if `scores.attrs` have no correlation.
     """
     stats = scores.attrs.get("correlation") or {}
     if stats.get("pearson") is None:
@@ -180,7 +197,10 @@ def _correlation(scores: pd.DataFrame) -> str | None:
 
 
 def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | None) -> pd.DataFrame:
-    """Return the rows of `shown` whose heads are in `highlight`; ValueError names a head that `scores` lacks."""
+    """Return a DataFrame with the rows of `shown` whose heads are in `highlight`; no rows if it is None.
+
+    `scores` is the whole table, `shown` its rows without NaN. Raises ValueError for a head that `scores` lacks.
+    """
     if highlight is None or (isinstance(highlight, pd.DataFrame) and highlight.empty):
         return shown.iloc[:0]
     pairs = [pair_in_table(pair, scores, "the table") for pair in head_pairs(highlight)]
@@ -193,21 +213,22 @@ def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | No
 
 
 def score_points(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
-    """Return the points [rows, 2] of the plane: s_pos across, s_sym up."""
+    """Return the points [rows, 2] of the heads in `rows`: s_pos across, s_sym up."""
     return np.asarray(rows[SCORES], dtype=float)
 
 
 def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> None:
-    """Raise ValueError if the table lacks a column or has two rows for a head; the message names `made_by` as its
-    source.
+    """Raise ValueError if `table` lacks layer, head or one of `columns`, has no rows, or has two rows for a head.
+
+    The message tells the user to give a table of the function `made_by`.
     """
     require(table, ["layer", "head", *columns], made_by)
     require_one_row(table, ["layer", "head"], "give one row per head")
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
-    """Return the rows without NaN in these columns, and a note that counts the other rows (None if all are
-    complete).
+    """Return (a DataFrame with the rows of `table` without NaN in `columns`, a note as text that counts the other
+    rows); the note is None if no row is left out.
     """
     complete = table.dropna(subset=columns)
     count = len(table) - len(complete)

@@ -34,7 +34,9 @@ _SAVED_DPI = 150
 
 
 class _ShownFigure(Figure):
-    """A figure outside pyplot that a notebook shows if it is the last line of a cell; it is saved with 150 dpi."""
+    """A matplotlib Figure outside pyplot: a notebook shows it if it is the last line of a cell, and `savefig` uses 150
+    dpi.
+    """
 
     def savefig(self, fname: Any, **look: Any) -> None:
         super().savefig(fname, **{"dpi": _SAVED_DPI, **look})
@@ -46,12 +48,17 @@ class _ShownFigure(Figure):
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty white figure of this size in inches, outside pyplot, with constrained layout."""
+    """Return an empty white matplotlib Figure of this width and height in inches, outside pyplot, with constrained
+    layout.
+    """
     return _ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
-    """Return (figure, axes): the caller's `ax` and its figure, or axes in a new figure of this size in inches."""
+    """Return (figure, axes) to draw one panel into: `ax` and its figure, or, if `ax` is None, new axes in a new figure.
+
+    `width` and `height` are the new figure's size in inches. Raises TypeError if `ax` is not a matplotlib Axes.
+    """
     if ax is None:
         figure = new_figure(width, height)
         return figure, figure.add_subplot()
@@ -61,7 +68,9 @@ def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def sequential_colours(values: pd.Series) -> ScalarMappable:
-    """Return the Viridis colour map scaled to the finite values, without its palest end, which vanishes on paper."""
+    """Return a ScalarMappable, the Viridis colour map scaled from the smallest to the largest finite value, without its
+    palest end, which vanishes on paper.
+    """
     palette = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)))
     finite = np.asarray(values, dtype=float)
     finite = finite[np.isfinite(finite)]
@@ -86,7 +95,11 @@ def draw_dots(
     rim: float = 0.4,
     **look: Any,
 ) -> None:
-    """Draw points [points, 2] with a white rim; `figure.findobj` finds them by `gid`."""
+    """Draw points [points, 2] into `axes` as dots with a white rim; `figure.findobj` finds them by `gid`.
+
+    `size` is the area of a dot in square points, `colours` a colour or one per point, `rim` the width of the rim in
+    points. `look` has further arguments of matplotlib's scatter.
+    """
     look = {"edgecolors": "white", "linewidths": rim, "zorder": 3, **look}
     axes.scatter(points[:, 0], points[:, 1], s=size, color=colours, gid=gid, **look)
 
@@ -94,10 +107,10 @@ def draw_dots(
 def draw_heads(
     figure: Figure, axes: Axes, points: Float64[np.ndarray, "points 2"], shown: pd.DataFrame, table: pd.DataFrame
 ) -> float:
-    """Draw the heads of `shown` at `points`, coloured by layer, with a colour bar, the model's name and the number of
-    heads.
+    """Draw a dot per head into `axes`, coloured by layer, with a colour bar, the model's name and the number of heads.
 
-    The colour scale covers the layers of `table`. Returns the area of a dot in square points.
+    `shown` are the rows of the drawn heads, `points` their places [points, 2]. `table` is the whole table, whose layers
+    set the colour scale. Return the area of a dot in square points.
     """
     colours = sequential_colours(table["layer"])
     area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
@@ -109,7 +122,7 @@ def draw_heads(
 
 
 def dress(axes: Axes) -> None:
-    """Hide the upper and right spine, and set dark labels that can be read at the width of a page column."""
+    """Change `axes` in place: hide the upper and right spine, and make labels and ticks dark, in 9 and 10 points."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(color=GREY, labelcolor=INK, labelsize=9)
@@ -118,7 +131,10 @@ def dress(axes: Axes) -> None:
 
 
 def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes], label: str, *, whole: bool) -> Axes:
-    """Draw a thin colour bar beside one or several axes, and return its axes; `whole` keeps ticks at whole numbers."""
+    """Draw a thin colour bar into `figure` next to one or several axes, and return the bar's own axes.
+
+    `colours` is the scale that it shows, `label` its title. `whole=True` keeps ticks at whole numbers.
+    """
     if isinstance(axes, Axes):
         bar = figure.colorbar(colours, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
     else:
@@ -138,9 +154,10 @@ def legend_below(
     columns: int = 1,
     ax: Axes | None = None,
 ) -> None:
-    """Draw notes and a legend below all panels, or below `ax`; nothing if both are empty.
+    """Draw notes and a legend below all panels of the figure, or below `ax`; draw nothing if there are neither.
 
-    `entries` are (artist, text) pairs, and None among the notes is skipped.
+    `entries` are (artist, text) pairs of the legend in `columns` columns. `notes` are lines above the legend; None is
+    skipped.
     """
     text = "\n".join(note for note in notes if note)
     if not text and not entries:
@@ -167,5 +184,5 @@ def legend_below(
 
 
 def two_decimals(value: float) -> str:
-    """Return a number with two decimals and a true minus sign."""
+    """Return a number as text with two decimals and a true minus sign."""
     return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")

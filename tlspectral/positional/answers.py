@@ -7,15 +7,17 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.errors import not_a
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
-from tlspectral.positional.block_task import first_token
+from tlspectral.positional.block_task import BlockTask, first_token
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
-    from tlspectral.positional.block_task import BlockDraw, BlockTask
+    from tlspectral.positional.block_task import BlockDraw
 
 BLOCK_ANSWERS = Schema(
     "block_answers",
@@ -33,8 +35,9 @@ BLOCK_ANSWERS = Schema(
 )
 
 
+@checked_settings
 def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFrame:
-    """Measure how a model answers a block task: probability and rank of the right answer after each prompt.
+    """Measure how a model answers a block task: probability and rank of the right answer's first token.
 
     Run it before `positional_symbolic`: scores of heads on a task that the model does not solve say little.
 
@@ -44,28 +47,35 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
     ...     n_blocks = 3
     ...     def draw(self, seed):
     ...         blocks = tuple(torch.tensor([key, key + 10]) for key in (3, 4, 5))
-    ...         return BlockDraw(torch.tensor([1]), blocks, (Question(1, torch.tensor([4]), 14),), (13, 14, 15))
-    >>> task_answers(tls.load_model("tiny-rope"), Pairs(draws=1))[["query", "answer", "rank"]].values.tolist()
+    ...         question = Question(1, torch.tensor([4]), 14)
+    ...         return BlockDraw(torch.tensor([1]), blocks, (question,), (13, 14, 15))
+    >>> table = task_answers(tls.load_model("tiny-rope"), Pairs(draws=1))
+    >>> table[["query", "answer", "rank"]].values.tolist()
     [[1, '14', 1]]
 
     Args:
-        model: TransformerBridge or HookedTransformer; hooks on it stay in force.
-        task: its `draws` and `queries` choose the prompts.
-        seed: of the draws, as in `positional_symbolic`. Default: 0.
+        model: TransformerBridge or HookedTransformer; hooks on it act as usual.
+        task: a `BlockTask`, for example `tls.positional.KeyValueTask()`. Its `draws` and `queries` choose the prompts.
+        seed: seed of the draws; the same seed gives the prompts of `positional_symbolic`. Default: 0.
 
     Returns:
-        DataFrame, a row per prompt. Columns of `block_answers`: `draw, query, answer, probability, rank,
-            relative_probability, chance`. The model's accuracy is `(rank == 1).mean()`.
+        DataFrame, the table `block_answers`, a row per question of each draw. Columns of `block_answers`: `draw, query,
+            answer, probability, rank, relative_probability, chance`. `probability` (0 to 1) and `rank` (1 is the most
+            probable token) belong to the first token of the answer. `relative_probability` is `probability` over the
+            summed probability of the first tokens of all possible answers. `chance` is the share of the possible
+            answers that begin with the right token. The model's accuracy is `(table["rank"] == 1).mean()`.
 
     Raises:
-        ValueError: text without a tokenizer; a tokenizer that joins blocks, or the prompt's end with the answer; a
-            prompt that is too long; answers that are not token ids of the model.
-        UnsupportedArchitecture: an encoder.
+        ValueError: a model without tokenizer for text; a tokenizer that merges text across blocks, or the end of the
+            prompt with the answer; a prompt longer than the context; an answer id outside the vocabulary.
+        UnsupportedArchitecture: the model is an encoder.
 
-    Not established: that the model read the answer from the block. Some choices are more probable in any text, and
+    Not established: that the model read the answer from the block. Some answers are more probable in any text, and
     `chance` does not account for this.
     """
     with measured(model) as view:
+        if not isinstance(task, BlockTask):
+            raise TypeError(f"{not_a(task, 'a task of blocks')}: give one such as tls.positional.NeedleTask()")
         scored = task.task(seed=seed)
         packed, prompts = scored.prompts.packed(view), scored.prompts.prompts
         tables = []
@@ -84,9 +94,13 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
 def answers_table(
     tokenizer: Any, draw: "BlockDraw", queries: tuple[int, ...], logits: Float64[Tensor, "queries d_vocab"]
 ) -> pd.DataFrame:
-    """Return probability and rank of the right answer for each queried block of one draw.
+    """Return a DataFrame with the columns of `task_answers` except `draw`, a row per queried block of one draw.
 
-    `logits`: one row per query, after its prompt. Returns the columns of `task_answers` without `draw`.
+    The columns are query (index of the block), answer (text), and four numbers about the right answer's first token:
+    probability, rank (1 is the most probable token), relative_probability (its share among the first tokens of
+    `draw.choices`) and chance (its share of the choices). `queries`: indices of the queried blocks. `logits`: the
+    model's logits after the prompt of each query. `tokenizer`: the model's; None if the answers are token ids. Raises
+    ValueError for an answer that the tokenizer merges with the prompt, or an id outside the vocabulary.
     """
     rows = []
     for query, prompt_logits in zip(queries, logits, strict=True):

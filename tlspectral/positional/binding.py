@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks.block_prompt import BlockPrompt
@@ -37,28 +39,36 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 """Text before and after the lines of names, for each template; `{name}` stands for the queried name."""
 
 
+@checked_settings
 @dataclass(frozen=True)
 class BindingTask(BlockTask):
-    """Block task with lines "NAME likes the color COLOUR" and a question about one name's colour (PS, appendix B.4).
+    """Make a block task with lines "NAME likes the color COLOUR" and a question about one name's colour.
 
-    >>> from tlspectral.positional import BindingTask
-    >>> BindingTask(n_blocks=3).lines(("Ann", "Bob", "Cy"), ("red", "blue", "green")).blocks[1]
+    It is the task of "Decoupling Positional and Symbolic Attention Behavior" (PS), appendix B.4. Give it to
+    `positional_symbolic` or `task_answers`.
+
+    >>> import tlspectral as tls
+    >>> task = tls.positional.BindingTask(n_blocks=3)
+    >>> task.lines(("Ann", "Bob", "Cy"), ("red", "blue", "green")).blocks[1]
     'Bob likes the color blue\\n'
 
     Attributes:
-        template: wording of the prompt. "plain" (default) is for models that were not trained to chat, and opens with
-            the tokenizer's BOS token. "gemma-2", "llama-3.2" and "qwen2" are the chat prompts of PS, special tokens
-            included. The template is not checked against the model: other models read the markup as ordinary text.
-        n_blocks: number of lines, from 3 to the number of packaged names. Default: 64; PS has 256.
+        template: wording of the prompt. "plain" (default) suits models that were not trained to chat, and begins with
+            the tokenizer's BOS token. "gemma-2", "llama-3.2" and "qwen2" are the chat prompts of PS with their special
+            tokens. Nothing checks that the template fits the model: another model reads the markup as ordinary text.
+        n_blocks: number of lines, 3 to 443 (the packaged names). Default: 64; PS has 256.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
 
-    PS is "Decoupling Positional and Symbolic Attention Behavior". The experiment of its appendix B.5 is
-    `BindingTask("gemma-2", 256)` with `swaps="all"` in `positional_symbolic`.
+    The experiment of PS, appendix B.5, is `tls.positional_symbolic(model, tls.positional.BindingTask("gemma-2", 256),
+    swaps="all")`.
 
     Raises:
-        ValueError: an unknown template, or too few or too many lines.
+        ValueError: an unknown template, or too few or too many lines. Later, when a model reads the prompts: a model
+            without tokenizer, or prompts longer than its context.
 
-    Not established: that a model which answers with the right colour has bound it to the name. A colour that is
-    frequent in the draw is right by chance more often. More: docs/positional.md.
+    Not established: that a model which answers with the right colour has bound it to the name. A frequent colour of the
+    draw is right by chance more often. More: docs/positional.md.
     """
 
     template: str = "plain"
@@ -66,14 +76,15 @@ class BindingTask(BlockTask):
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
-            raise ValueError(f"template={self.template!r} does not exist: give {', '.join(map(repr, TEMPLATES))}")
+            raise ValueError(f"template={shown(self.template)} does not exist: give {', '.join(map(repr, TEMPLATES))}")
         require_size(self.n_blocks, len(packaged_words("names")))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw different names, and colours with repetition, uniformly.
+        """Return a `BlockDraw` (blocks of text and a question about each): different names, and colours drawn uniformly
+        with repetition.
 
-        A smaller task has the first lines of a larger task. PS does not say which names and colours it uses, nor how it
-        draws them.
+        `seed`: with the same seed, a smaller task has the first lines of a larger task. The paper (PS) does not say
+        which names and colours it uses, nor how it draws them.
         """
         generator = np.random.default_rng(seed)
         names = generator.permutation(packaged_words("names"))[: self.n_blocks]
@@ -81,7 +92,8 @@ class BindingTask(BlockTask):
         return self.lines(tuple(map(str, names)), tuple(map(str, colours)))
 
     def lines(self, names: tuple[str, ...], colours: tuple[str, ...]) -> BlockDraw:
-        """Return a draw from your own names and colours: `names[i]` likes `colours[i]`; names must be different.
+        """Return a `BlockDraw` made from your own names and colours, where `names[i]` likes `colours[i]`. Names must be
+        different.
 
         Each block ends with a line break, so swapping blocks does not change how the text around them is tokenised.
         Raises ValueError if the number of names or colours is not `n_blocks`.
@@ -102,8 +114,9 @@ class BindingTask(BlockTask):
         )
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """Return the prompt that asks about block `query`; only the template "plain" opens with `bos`.
+        """Return the `BlockPrompt` (text: prefix, blocks, suffix) that asks about the block with index `query`.
 
-        The other templates have their own start token.
+        `draw`: a draw of this task. Raises ValueError if it has no question about this block. `bos`: text put in front,
+        used only by the template "plain"; the other templates contain their own start token.
         """
         return super().prompt(draw, query, bos=bos if self.template == "plain" else "")

@@ -58,9 +58,12 @@ _Measured = dict[str, dict[tuple[int, int], _Columns]]  # by "heads" or "frequen
 
 @dataclass(frozen=True)
 class QueryPasses:
-    """Passes of a model over contexts (prompts without suffix), each followed by every suffix.
+    """Runs a model over contexts (prompts without their suffix), each followed by every suffix.
 
-    `suffixes`: token ids; the last token is the query. `layers`: all attention layers of the model.
+    Attributes:
+        view: the model.
+        layers: dict from layer to its attention weights, for all layers.
+        suffixes: token ids [tokens] of each suffix; the last token is the query.
     """
 
     view: AttentionView
@@ -70,13 +73,18 @@ class QueryPasses:
     def run(
         self, contexts: Int[Tensor, "prompts pos"], reduce: Callable[[int, int, int, LastQuery, Tensor], None]
     ) -> dict[int, Float[Tensor, "prompts d_vocab"]]:
-        """Run every context with every suffix, and call `reduce` on every layer of every run.
+        """Run every context with every suffix, and call `reduce` for every attention layer of every run.
 
-        `reduce` gets the context's number, the suffix' number, the layer, its `LastQuery` and the last row of the
-        model's own attention pattern.
+        Args:
+            contexts: token ids of prompts without their suffix, a row per prompt.
+            reduce: function of five arguments: the row of the context, the number of the suffix, the layer, its
+                `LastQuery` (factors of the last query's logits), and the last query's row of the model's own attention
+                pattern [heads, keys]. Its result is not used.
 
         Returns:
-            Dict from the suffix' number to the logits of its last token, one row per context.
+            Dict from the number of a suffix to the logits after its last token, one row per context.
+
+        Raises UnsupportedArchitecture if the model returns no pattern for a layer, or runs a layer several times.
         """
         # Several suffixes share one pass over the contexts, with keys and values kept. A single suffix gets a plain
         # pass, because hooks may refuse a cache. So does each suffix if the model has no cache or loses it.
@@ -105,7 +113,9 @@ class QueryPasses:
         return logits_of
 
     def contexts_at_once(self, n_tokens: int) -> int:
-        """Return the number of contexts of `n_tokens` tokens per batch; it bounds the memory for patterns and keys."""
+        """Return how many contexts of `n_tokens` tokens one batch may have, so that patterns and cached keys fit into
+        memory.
+        """
         cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
         return max(1, self._held // (score_bytes(self.view, n_tokens) + cached))
 
@@ -115,7 +125,7 @@ class QueryPasses:
         return batch_on(self.view.device).held // 2
 
     def _groups(self, at_once: int) -> Iterator[list[int]]:
-        """Yield lists of suffix numbers: suffixes of equal length, at most `at_once` in a list."""
+        """Yield lists of the numbers of suffixes that run together: of equal length, at most `at_once` in a list."""
         for length in sorted({len(suffix) for suffix in self.suffixes}):
             same = [number for number, suffix in enumerate(self.suffixes) if len(suffix) == length]
             yield from (same[start : start + at_once] for start in range(0, len(same), at_once))
@@ -128,13 +138,16 @@ class QueryPasses:
 
 @dataclass(frozen=True)
 class BlockReading:
-    """Tokenised prompts that differ only in their suffix, and the attention of their last queries to the blocks.
+    """Reads the attention of last queries to the blocks of prompts that differ only in their suffix.
 
     Attributes:
-        prompts: one per suffix.
-        swaps: every pair of blocks to swap.
-        mode, logit_scale, per_frequency: as in `positional_symbolic`.
-        heads: heads with rows, by layer; None for all.
+        view: the model.
+        prompts: token-id prompts, one per suffix.
+        swaps: all pairs (i, j) of blocks to swap.
+        mode: "prompt" swaps words and runs the model again; "key" swaps the keys of one run.
+        logit_scale: factor on query-key products; None for the model's own.
+        per_frequency: True to measure also each rotary pair.
+        heads: dict from layer to the heads that get rows; None for all.
 
     Raises ValueError for a prompt that is too long, UnsupportedArchitecture if `per_frequency` finds no rotary layer.
     """
@@ -156,18 +169,23 @@ class BlockReading:
 
     @cached_property
     def layers(self) -> dict[int, RawAttention]:
-        """Attention layers of the model, by index."""
+        """Dict from layer to its attention weights, for all layers of the model."""
         return {index: self.view.raw(index) for index in self.view.layers}
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
-        """Heads with rows, by layer."""
+        """Dict from layer to the list of heads that get rows: `heads`, or all heads if it is None."""
         return self.heads or heads_by_layer(self.view, None)
 
     def intact(self) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
-        """Run the unchanged prompts; return tables by "heads" and "frequencies", and the logits after each prompt.
+        """Run the unchanged prompts. Return a dict of tables with the keys "heads" and "frequencies", and a list of
+        logits.
 
-        With `mode="key"` the tables also have the columns of all swaps.
+        Each table has a row per query, layer and head (or rotary pair). Columns: the exclusion split `pos`, `sym` and
+        `variance` (squared logits), and `before_B` (mean attention weight of block B; NaN if hidden). With `mode="key"`
+        it also has, for each swap of the keys of blocks I and J, the mean weights in both slots after it, `first_I_J`
+        and `second_I_J`. "frequencies" is missing without `per_frequency`. The list has the logits [d_vocab] after each
+        prompt. Raises ScoreMismatch if a chosen layer's attention is not the softmax of our logits.
         """
         context, measured = self.prompts[0], _Measured()
         swap_keys = self.mode == "key"
@@ -194,7 +212,12 @@ class BlockReading:
         return self._tables(measured), [logits[query][0] for query in range(len(self.prompts))]
 
     def swapped(self, swaps: Iterable[Swap]) -> dict[str, pd.DataFrame]:
-        """Run the prompts with two blocks' words swapped, once per swap; return tables by "heads" and "frequencies"."""
+        """Run the prompts once per swap (i, j) in `swaps`, with the words of blocks i and j exchanged. Return a dict of
+        tables.
+
+        The tables "heads" and "frequencies" have a row per query, layer and head (or rotary pair), and for each swap of
+        blocks I and J the mean attention weights in its two slots, `first_I_J` and `second_I_J`.
+        """
         context, passes, swaps = self.prompts[0], self._passes(), list(swaps)
         after: dict[str, dict[tuple[int, int], list[Tensor]]] = {}
         at_once = passes.contexts_at_once(max(len(prompt.tokens()) for prompt in self.prompts))
@@ -221,26 +244,36 @@ class BlockReading:
         )
 
     def _passes(self) -> QueryPasses:
-        """Return the passes over these prompts' suffixes."""
+        """Return the `QueryPasses` that run this model over contexts with the suffixes of these prompts."""
         return QueryPasses(self.view, self.layers, [torch.as_tensor(prompt.suffix) for prompt in self.prompts])
 
     def _scaled(self, seen: LastQuery) -> LastQuery:
-        """Return a `LastQuery` with `logit_scale` as its score scale, if one is given."""
+        """Return the factors `seen` with `logit_scale` in place of the model's score scale, as a copy; `seen` itself if
+        `logit_scale` is None.
+        """
         return seen if self.logit_scale is None else replace(seen, score_scale=self.logit_scale)
 
     def _resolutions(self, seen: LastQuery) -> list[str]:
-        """Return the keys of `_RESOLUTIONS` to compute; a layer without rotary pairs has only "heads"."""
+        """Return ["heads", "frequencies"] if `per_frequency` is True and the layer of `seen` has rotary pairs,
+        otherwise ["heads"].
+        """
         return ["heads", "frequencies"] if self.per_frequency and seen.n_pairs > 0 else ["heads"]
 
     def _tables(self, measured: _Measured) -> dict[str, pd.DataFrame]:
-        """Return one table for "heads" and one for "frequencies", rows sorted by query and layer."""
+        """Turn tensors into DataFrames: return a dict with the keys of `measured`, rows sorted by query and layer.
+
+        `measured`: for "heads" and "frequencies" a dict from (query, layer) to a dict of tensors, one per column.
+        """
         return {
             name: stacked(self._rows(query, layer, by_layer[query, layer]) for query, layer in sorted(by_layer))
             for name, by_layer in measured.items()
         }
 
     def _rows(self, query: int, layer: int, columns: _Columns) -> pd.DataFrame:
-        """Return the rows of one query and layer from tensors [heads] or [heads, pairs], one tensor per column."""
+        """Return a DataFrame with the rows of one query and layer: a row per chosen head, or per head and rotary pair.
+
+        `columns`: dict from column name to a tensor [heads] or [heads, pairs] over all heads of the layer.
+        """
         heads = np.array(self.chosen[layer])
         values = {name: column.cpu()[heads] for name, column in columns.items()}
         shape = next(iter(values.values())).shape
@@ -251,7 +284,11 @@ class BlockReading:
 
 
 def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """Join tables of several readings of the same prompts: rows of the first reading, columns of all readings."""
+    """Join tables of several readings of the same prompts side by side. Return a dict with the keys of the readings.
+
+    `parts`: for each reading a dict from "heads" and "frequencies" to a table; all have the same rows. Columns that
+    name the rows (query, layer, head, frequency) are kept once.
+    """
     return {
         name: pd.concat([table, *(part[name].drop(columns=_KEYS, errors="ignore") for part in parts[1:])], axis=1)
         for name, table in parts[0].items()
@@ -261,10 +298,16 @@ def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFra
 def query_scores(
     tables: dict[str, pd.DataFrame], swaps: list[list[Swap]], tau: float | None, seed: int
 ) -> tuple[list[dict[str, pd.DataFrame]], list[dict[str, Any]]]:
-    """Return the score tables of each query (by "heads", "frequencies"), and each query's `score_correlation`.
+    """Return two lists with an entry per query: a dict of score tables ("heads", "frequencies"), and a dict about a
+    correlation.
 
-    `tables`: from `BlockReading`, with all columns. `swaps`: the swaps that count for each query. `seed`: for the null
-    of the correlations.
+    A score table has a row per layer and head (or rotary pair): s_pos, s_sym, tau, alpha_ess, exclusion_index,
+    logit_std. The second dict compares s_pos with s_sym over heads: pearson, null_mean, null_sd, null_share, draws,
+    n_heads.
+
+    `tables`: tables of `BlockReading` with attention weights before and after swaps, by the same names. `swaps`: for
+    each query the pairs of blocks that count. `tau`: temperature of the weights of swaps; None for 0.1 of the largest
+    difference of the weights of two blocks. `seed`: of the random null of the correlations.
     """
     score_tables, correlations = [], []
     for query, of_query in enumerate(swaps):
@@ -278,9 +321,13 @@ def query_scores(
 def _scored(
     rows: pd.DataFrame, swaps: list[Swap], tau: float | None
 ) -> tuple[pd.DataFrame, Float64[Tensor, "swaps rows 2"], SwapScores]:
-    """Return the score table of one query's rows, the weights v = (d_i, d_j) before each swap, and the `SwapScores`.
+    """Score the rows of one query. Return the score table, the weights before each swap [swaps, rows, 2], and
+    `SwapScores`.
 
-    `swaps`: the swaps that count. d_i is the mean attention weight of block i.
+    `rows`: rows of a table of `BlockReading`, one per head (or rotary pair). `swaps`: the pairs (i, j) of blocks that
+    count. `tau`: temperature of the weights of swaps; None for the default. The score table has the columns that name
+    the rows, the scores, exclusion_index and logit_std. The weights are the mean attention weights (d_i, d_j) of both
+    blocks.
     """
 
     def slots(names: list[str]) -> Float64[Tensor, "swaps rows 2"]:
@@ -297,7 +344,7 @@ def _scored(
 
 
 def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Columns:
-    """Return tensors by column name: for a swap of blocks I and J, `first_I_J` and `second_I_J`.
+    """Return a dict of tensors by column name: `first_I_J` and `second_I_J` for each swap of blocks I and J.
 
     `after`: mean attention weights in the two slots of each swap, after the swap.
     """
@@ -308,5 +355,7 @@ def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Colum
 
 
 def _fronts(prompts: list[BlockPrompt]) -> Int[Tensor, "prompts pos"]:
-    """Return the token ids of each prompt before its suffix; swaps do not change their number."""
+    """Return the token ids of each prompt before its suffix [prompts, pos]. Swaps do not change the number of these
+    tokens.
+    """
     return torch.stack([prompt.tokens()[: -len(prompt.suffix)] for prompt in prompts])

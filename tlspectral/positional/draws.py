@@ -32,15 +32,15 @@ _SWAPS_IN_A_PART = 4  # of a task: stopped work loses four passes of the model a
 
 @dataclass(frozen=True)
 class DrawnPrompts:
-    """Prompts that differ only in their suffix: the questions of one draw of a task, or the queries of one prompt.
+    """Prompts that differ only in their suffix: the questions of a task's draw, or the queries of a given prompt.
 
     Attributes:
-        name: first part of the names of its jobs.
-        seed: of the null of its correlations.
+        name: first part of the names of the jobs that run these prompts.
+        seed: seed of the random null of the score correlation.
         queries: indices of the queried blocks; for a given prompt, positions of the last tokens.
-        prompts: one per query, as token ids.
-        swaps: the swaps that count, per query.
-        draw: the draw of a task; None for a given prompt.
+        prompts: one token-id prompt per query.
+        swaps: for each query, the pairs of blocks that count in its scores.
+        draw: the task's draw; None for a given prompt.
     """
 
     name: str
@@ -59,10 +59,15 @@ class DrawnPrompts:
 def prompts_of_task(
     view: AttentionView, task: BlockTask, swaps: Swaps, mode: SwapMode, seed: int
 ) -> list[DrawnPrompts]:
-    """Return all draws of a task as token ids of a model, after all checks.
+    """Return one `DrawnPrompts` (prompts of token ids, queries and swaps) per draw of a task, tokenised for a model and
+    checked.
+
+    `view`: the model. `swaps`: which pairs of blocks swap: "kept" (all pairs of the task's `swapped` blocks without the
+    first of them), "all", "per_query" (each block with the queried block) or pairs of block indices. `mode`: "prompt"
+    also checks that swaps keep the tokens; "key" does not. `seed`: the seeds of the draws are made from it.
 
     Raises:
-        ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer joins across blocks,
+        ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer merges across blocks,
             ids outside the vocabulary, or swaps that do not exist.
     """
     queried, swaps_of = asked_blocks(task), _swaps_of_task(task, swaps)
@@ -83,9 +88,12 @@ def prompts_of_task(
 def prompts_given(
     view: AttentionView, prompts: Iterable[BlockPrompt], swaps: Swaps, mode: SwapMode, seed: int, *, every_query: bool
 ) -> list[DrawnPrompts]:
-    """Return the caller's prompts as token ids, with one query (the last token), or each token of the suffix as query.
+    """Return one `DrawnPrompts` (prompts of token ids, queries and swaps) per given prompt, tokenised for a model.
 
-    Raises ValueError for text that cannot be tokenised block by block, and for swaps that do not exist.
+    `view`: the model. `every_query`: True makes every token of the suffix a query; False only the last. `swaps`: "kept"
+    (all pairs without the first block), "all" or pairs of block indices. `mode`: "prompt" also checks that swaps keep
+    the tokens. `seed`: of the random null of the score correlation. Raises ValueError for text that cannot be tokenised
+    block by block, and for swaps that do not exist.
     """
     all_prompts = []
     for number, prompt in enumerate(prompts):
@@ -101,9 +109,11 @@ def prompts_given(
 
 
 def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[str, Any]:
-    """Return the settings by which a folder recognises its prompts, as a dict for its manifest.
+    """Return a dict by which a results folder recognises its prompts.
 
-    For a task only the first draw's tokens count, so that a later call may add draws.
+    Keys for a task: tokens (digest of the first prompt), task (name), blocks (that swap) and queries. Only the first
+    draw counts, so a later call may add draws. For given prompts (`task` is None): tokens (digest of all), blocks
+    (their spans) and queries. `drawn`: the tokenised prompts.
     """
     if task is None:
         return {
@@ -116,7 +126,9 @@ def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[
 
 
 def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
-    """Return the mean loss on the last tokens of a prompt, with the hooks that are on the model."""
+    """Return the mean next-token loss (nats) on the last 16 tokens of the prompt `tokens`. The model runs with its
+    current hooks, without gradients.
+    """
     first = max(1, len(tokens) - _LOSS_OF)
     with torch.no_grad():
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
@@ -124,10 +136,13 @@ def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
 
 
 def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | None) -> list[Job]:
-    """Return the jobs of one draw: one for the unchanged prompts and, for `mode="prompt"`, one per few swaps.
+    """Return the jobs of one draw: one for the unchanged prompts and, for `mode="prompt"`, one per group of swaps. A
+    job returns one DataFrame that bundles tables of attention weights.
 
-    `how`: the settings of `BlockReading`. A job takes an `AttentionView`, so that a worker process receives the model
-    once. A folder with jobs of a `per_frequency=True` call is used again, because these hold the heads too.
+    `drawn`: the prompts of the draw. `how`: keyword arguments of `BlockReading`: mode, per_frequency, logit_scale,
+    heads. `folder`: folder of finished jobs, or None. If it has jobs of an earlier `per_frequency=True` call, these are
+    used, because their tables contain the heads too. A job's function takes an `AttentionView`, so a worker process
+    receives the model once.
     """
     mode, swaps = how["mode"], drawn.every_swap
     wide = f"{mode}_frequencies_{drawn.name}"
@@ -149,9 +164,13 @@ def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | 
 def scored_draw(
     drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | None, per_frequency: bool
 ) -> tuple[dict[int, pd.DataFrame], list[dict[str, Any]], pd.DataFrame | None]:
-    """Return the scores of one draw: a dict from query to table, a correlation per query, and the table of answers.
+    """Return the scores of one draw: a dict from query to score table, a list of correlations, a table of answers.
 
-    `parts`: tables of the draw's jobs. The answers are None for a given prompt.
+    A score table has a row per layer and head (or rotary pair). The list has a dict per query, the correlation of s_pos
+    and s_sym over heads. The answers are the table of `answers_table`; None for a given prompt.
+
+    `drawn`: the prompts. `parts`: tables of the draw's jobs, the unchanged prompts first. `tau`: temperature of the
+    weights of swaps; None for the default. `per_frequency`: True for tables of rotary pairs.
     """
     intact = unbundled(parts[0])
     answers = intact.pop("answers", None)
@@ -165,9 +184,11 @@ def scored_draw(
 
 
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
-    """Return a function from a queried block to the pairs of blocks that swap for it.
+    """Return a function from the index of a queried block to the list of pairs of blocks that swap for it.
 
-    Raises ValueError if no blocks swap.
+    `task`: the block task, whose `swapped` blocks take part. `swaps`: "kept" (all pairs of these blocks without the
+    first of them), "all", "per_query" (each block with the queried block) or pairs of block indices. Raises ValueError
+    if no blocks swap.
     """
     blocks = swapped_blocks(task)
     if swaps == "per_query":
@@ -177,9 +198,10 @@ def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]
 
 
 def _require_same_prompts(name: str, identity: str, table: pd.DataFrame) -> None:
-    """Raise IncompatibleCheckpoint unless a stored table belongs to the same prompts, questions and answers.
+    """Raise IncompatibleCheckpoint unless a stored table was made from the same prompts, questions and answers.
 
-    A changed `draw` of the task may give others under the same name.
+    `name`: of the draw, for the message. `identity`: digest of the current prompts. The digests differ if a user has
+    changed the `draw` method of a task.
     """
     if table.attrs.get("prompts") != identity:
         raise IncompatibleCheckpoint(
@@ -189,9 +211,10 @@ def _require_same_prompts(name: str, identity: str, table: pd.DataFrame) -> None
 
 
 def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: AttentionView) -> pd.DataFrame:
-    """Run the unchanged prompts and return their tables as one bundled table; for a task with the table of answers.
+    """Run the unchanged prompts. Return one DataFrame that bundles their tables and, for a task, the table of answers.
 
-    `reading_of` makes the `BlockReading` from a view; `identity` is noted in the attrs.
+    `drawn`: the prompts, for their questions. `reading_of`: function that makes the `BlockReading` (which runs the
+    model) from a view. `identity`: digest stored in `attrs["prompts"]`.
     """
     tables, logits = reading_of(view).intact()
     if drawn.draw is not None:
@@ -202,15 +225,19 @@ def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: 
 
 
 def _swapped_part(reading_of: Reading, swaps: list[Swap], identity: str, view: AttentionView) -> pd.DataFrame:
-    """Run the prompts with each of the swaps and return the tables as one bundled table.
+    """Run the prompts once with each swap in `swaps`. Return one DataFrame that bundles the tables of attention
+    weights.
 
-    `reading_of` makes the `BlockReading` from a view; `identity` is noted in the attrs.
+    `reading_of`: function that makes the `BlockReading` (which runs the model) from `view`. `identity`: digest stored
+    in `attrs["prompts"]`.
     """
     return _identified(reading_of(view).swapped(swaps), identity)
 
 
 def _identified(tables: dict[str, pd.DataFrame], identity: str) -> pd.DataFrame:
-    """Bundle tables into one table and note the identity of its prompts in the attrs."""
+    """Return one new DataFrame with the rows of all `tables`, for `unbundled`; `attrs["prompts"]` is `identity`, the
+    digest of their prompts.
+    """
     table = bundled(tables)
     table.attrs["prompts"] = identity
     return table

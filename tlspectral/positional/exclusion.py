@@ -23,18 +23,20 @@ from einops import rearrange
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.positional.readout import LastQuery, Moved
 from tlspectral.tasks.block_places import centred
 
 
 class ExclusionSplit(NamedTuple):
-    """Distance of a head from purely positional and from purely symbolic on one input, in squared logits.
+    """How far a head is from purely positional and from purely symbolic on one input, in squared logits.
 
     Attributes:
-        pos: mean squared change of logits when contents move and positions stay; 0 for a positional head.
-        sym: mean squared change of a content's logit when it moves to other positions; 0 for a symbolic head.
-        variance: population variance of the logits; at most `pos + sym` (PS, Theorem 1).
+        pos: mean squared change of the logit at a position when another content moves there; 0 for a positional head.
+        sym: mean squared change of the logit of a content when it moves to another position; 0 for a symbolic head.
+        variance: population variance of the unchanged logits (the diagonal of the table); at most `pos + sym` (Theorem
+            1 of "Decoupling Positional and Symbolic Attention Behavior").
     """
 
     pos: Float64[Tensor, "*batch"]
@@ -43,31 +45,43 @@ class ExclusionSplit(NamedTuple):
 
     @property
     def index(self) -> Float64[Tensor, "*batch"]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """`sym / (pos + sym)`: 0 for a symbolic head, 1 for a positional head, NaN if pos and sym are 0."""
+        """`sym / (pos + sym)`, from 0 (symbolic head) to 1 (positional head); NaN if pos and sym are 0."""
         return self.sym / (self.pos + self.sym)
 
 
 def exclusion_split(logits: Float64[Tensor, "*batch n n"]) -> ExclusionSplit:
-    """Return the two terms of the exclusion principle and the variance that they bound (PS, Theorem 1, appendix B.2).
+    """Measure how far a table of logits is from purely positional and from purely symbolic.
 
-    Use it on a table of logits of your own; `positional_symbolic` returns the index for the heads of a model.
+    The split comes from "Decoupling Positional and Symbolic Attention Behavior", Theorem 1 and appendix B.2. Use it on
+    your own table of logits; `tls.positional_symbolic` gives the index for the heads of a model.
 
     >>> import torch
-    >>> from tlspectral.positional import exclusion_split
+    >>> import tlspectral as tls
     >>> by_content = torch.tensor([[0.0], [1.0], [2.0]]).double().expand(3, 3)
-    >>> float(exclusion_split(by_content).index), float(exclusion_split(by_content.mT).index)
-    (0.0, 1.0)
+    >>> symbolic = tls.positional.exclusion_split(by_content)
+    >>> round(float(symbolic.pos), 2), float(symbolic.sym), float(symbolic.index)
+    (1.33, 0.0, 0.0)
+    >>> float(tls.positional.exclusion_split(by_content.mT).index)
+    1.0
 
     Args:
-        logits: A[k, j], logit of the content of key k at position j, for the n keys before the query.
+        logits: table A of n keys, [..., n, n]: A[k, j] is the logit of the content of key k if it stood at position j.
+            The diagonal holds the real logits.
 
     Returns:
-        `ExclusionSplit`, squared logits, each `[*batch]`: `pos = mean_kj (A[k, j] - A[j, j])^2`, `sym = mean_kj (A[k,
-            j] - A[k, k])^2`, and the population variance of the diagonal. NaN without keys.
+        `ExclusionSplit`, a named tuple of tensors of shape [...]; the first three are in squared logits:
+            `.pos`: mean over k and j of (A[k, j] - A[j, j])^2, the change when contents move; 0 for a positional head.
+            `.sym`: mean over k and j of (A[k, j] - A[k, k])^2, the change when a content changes position; 0 for a
+                symbolic head.
+            `.variance`: population variance of the diagonal; at most `.pos + .sym`.
+            `.index`: `.sym / (.pos + .sym)`, no unit: 0 symbolic, 1 positional, NaN if both are 0.
 
-    Not established: which positions or contents the head prefers, or that its output depends on them. `pos` and `sym`
-    grow with the scale of the logits; only `index` does not.
+    Not established: which positions or contents the head prefers, or that the model's output depends on them. `.pos`
+    and `.sym` grow with the scale of the logits; only `.index` does not. All numbers are NaN without keys.
     """
+    square = isinstance(logits, Tensor) and logits.ndim >= 2 and logits.shape[-1] == logits.shape[-2]
+    if not square or not logits.is_floating_point():
+        raise TypeError(f"logits must be a tensor of real numbers of shape [..., n, n]; found {shown(logits)}")
     in_place = logits.diagonal(dim1=-2, dim2=-1)
     pos = (logits - in_place[..., None, :]).square().mean((-2, -1))
     sym = (logits - in_place[..., :, None]).square().mean((-2, -1))
@@ -77,22 +91,23 @@ def exclusion_split(logits: Float64[Tensor, "*batch n n"]) -> ExclusionSplit:
 def exclusion_split_factored(
     contents: Float64[Tensor, "*batch n r"], places: Float64[Tensor, "*batch n r"]
 ) -> ExclusionSplit:
-    """Return `exclusion_split` of `A = contents @ places^T` in O(n r^2) time, without forming A.
+    """Return the `ExclusionSplit` (`pos`, `sym`, `variance`) of the table `A = contents @ places^T`, without forming A.
 
-    Rotary logits have this form. For the complex product `z = q conj(k)` of a pair, contents are `(Re z, -Im z)` and
-    places `(cos, sin)` of the angle between query and position j. Non-rotary columns add their product to the contents
-    and a 1 to the places. A positional bias adds a 1 to the contents and itself to the places.
+    Rotary logits have this form. For the complex product `z = q conj(k)` of a rotary pair, contents are `(Re z, -Im z)`
+    and places `(cos, sin)` of the angle between the query and position j. Non-rotary columns add their product to the
+    contents and a 1 to the places. A positional bias adds a 1 to the contents and the bias to the places.
 
     Args:
-        contents: one row per key: the factor that depends on the query and on the key's content.
-        places: one row per position: the other factor.
+        contents: a row per key: the factor that depends on the query and on the key's content.
+        places: a row per position: the factor that depends on the position only.
 
     Returns:
-        `ExclusionSplit`. Equal contents give `pos` exactly 0, equal places `sym` exactly 0. A part that vanishes by
-        cancellation has rounding of about 1e-16 of the squared products.
+        `ExclusionSplit` in squared logits, one number per batch entry. Equal contents give `pos` exactly 0, equal
+            places `sym` exactly 0. A part that vanishes by cancellation has rounding of about 1e-16 of the squared
+            products.
 
-    With `F` the contents and `p_j` a row of the places, `mean_k (A[k, j] - A[j, j])^2 = p_j^T Cov(F) p_j + ((Fbar -
-    F_j) . p_j)^2` (PS, section 3.2).
+    It takes O(n r^2) time. With `F` the contents and `p_j` a row of the places, `mean_k (A[k, j] - A[j, j])^2 = p_j^T
+    Cov(F) p_j + ((Fbar - F_j) . p_j)^2` ("Decoupling Positional and Symbolic Attention Behavior", section 3.2).
     """
     pos = _mean_squared_change(contents, places)
     sym = _mean_squared_change(places, contents)
@@ -100,9 +115,10 @@ def exclusion_split_factored(
 
 
 def head_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """Return the exclusion split (`pos`, `sym`, `variance`) of each head, over all visible keys before the query's own.
+    """Return the exclusion split of every head of a layer: `pos`, `sym` and `variance` [heads], in squared logits.
 
-    Without rotary positions and ALiBi the logits do not depend on positions, and `sym` is exactly 0.
+    `seen`: factors of the last query's logits. All visible keys before the query count. Without rotary positions and
+    ALiBi the logits do not depend on positions, and `sym` is exactly 0.
     """
     visible = seen.visible[:-1].nonzero().flatten()
     contents = seen.score_scale * seen.contents[..., visible].mT
@@ -119,7 +135,11 @@ def head_exclusion(seen: LastQuery) -> ExclusionSplit:
 
 
 def frequency_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """Return the exclusion split (`pos`, `sym`, `variance`) of every rotary pair [heads, pairs], before the softcap."""
+    """Return the exclusion split of every rotary pair: `pos`, `sym` and `variance`, each [heads, pairs], before the
+    softcap.
+
+    `seen`: factors of the last query's logits in one layer.
+    """
     visible = seen.visible[:-1].nonzero().flatten()
     pairs = seen.n_pairs
     contents = rearrange(
@@ -135,16 +155,18 @@ def swapped_key_means(
     spans: list[tuple[int, int]],
     swaps: list[tuple[int, int]],
 ) -> Float64[Tensor, "swaps *rows 2"]:
-    """Return the mean attention weight in both slots of each swap, after the keys of two blocks exchanged positions.
+    """Return the last query's mean attention weights in both slots of each swap, after the keys of two blocks exchanged
+    positions.
 
     Args:
-        logits_of: function from (keys, new positions) to their logits, -inf at masked positions.
+        logits_of: function from (indices of keys, their new positions) to logits, -inf at masked positions.
         intact: logits of all keys in place.
-        spans: start and stop of each block; blocks follow one another.
+        spans: start and stop position of each block; blocks follow one another.
         swaps: pairs of blocks (i, j), i < j.
 
     Returns:
-        (d'_i, d'_j) of each swap; slot i then has the length of block j.
+        For each swap and row two weights: the mean in the first slot (where block j now stands) and in the second slot
+            (where block i now stands).
     """
     # Only changed logits are computed: of both blocks and, if their lengths differ, of the keys between them.
     # The denominator of the softmax is a sum over blocks. Subtracting the old blocks from it would lose digits.
@@ -177,7 +199,10 @@ def swapped_key_means(
 def _mean_squared_change(
     moved: Float64[Tensor, "*batch n r"], fixed: Float64[Tensor, "*batch n r"]
 ) -> Float64[Tensor, "*batch"]:
-    """Return the mean over (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
+    """Return the mean over all pairs of rows (k, j) of `((moved_k - moved_j) . fixed_j)^2`.
+
+    `moved`: the factor of the logit (content or place) that changes from row j to row k. `fixed`: the other factor.
+    """
     deviations = centred(moved, dim=-2)
     covariance = deviations.mT @ deviations / moved.shape[-2]
     # A quadratic form that vanishes can round to below 0.

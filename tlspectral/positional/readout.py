@@ -35,17 +35,17 @@ Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
 @dataclass(frozen=True)
 class LastQuery:
-    """Factors of the last query's logits in one layer of one prompt; products are before the score scale.
+    """Factors of the last query's logits in one layer of one prompt: logit = score_scale * contents . places.
 
     Attributes:
         contents: for each key: Re z_t of all rotary pairs t, then Im z_t, then the product of the non-rotary columns.
-            z_t = q_t conj(k_t), with q rotated to its position and k not rotated.
-        places: for each position: cos of all pairs, then sin, then 1, with the model's attention scaling. A spectral
-            layer has one table per head.
+            z_t = q_t conj(k_t), with the query q rotated to its position and the key k not rotated.
+        places: for each position: cos of all pairs, then sin, then 1, with the model's attention scaling. A layer with
+            learned rotations (`to_spectral`) has one table per head.
         alibi: the model's ALiBi bias, or None.
-        visible: True for positions that the query may attend to; the last position is its own.
-        score_scale: the model's factor on scores, unless replaced.
-        softcap: the model's softcap, or None.
+        visible: True for positions that the query may attend to; the last position is the query itself.
+        score_scale: factor on query-key products, the model's own or `logit_scale`.
+        softcap: the model's softcap on scores, or None.
     """
 
     contents: Float64[Tensor, "heads coordinates keys"]
@@ -61,9 +61,9 @@ class LastQuery:
         return self.places.shape[-2] // 2
 
     def head_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads n"]:
-        """Return the logits of whole heads, with ALiBi and softcap; -inf at masked positions.
+        """Return the logits of the last query for every head, with ALiBi and softcap; -inf at masked positions.
 
-        `moved`: keys to use and their new positions. Default: all keys in place.
+        `moved`: (indices of keys, their new positions). Default: all keys in place.
         """
         contents, places, visible = self._placed(moved)
         product = "hrn,rn->hn" if places.ndim == 2 else "hrn,hrn->hn"
@@ -74,9 +74,10 @@ class LastQuery:
         return softcapped(logits, self.softcap).masked_fill(~visible, -torch.inf)
 
     def frequency_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads pairs n"]:
-        """Return the contribution of each rotary pair to the head's logits before softcap.
+        """Return the contribution of each rotary pair to each head's logits, before ALiBi and softcap; -inf at masked
+        positions.
 
-        `moved`: keys to use and their new positions. Default: all keys in place.
+        `moved`: (indices of keys, their new positions). Default: all keys in place.
         """
         contents, places, visible = self._placed(moved)
         pairs = self.n_pairs
@@ -85,7 +86,9 @@ class LastQuery:
         return logits.mul_(self.score_scale).masked_fill_(~visible, -torch.inf)
 
     def _placed(self, moved: Moved | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return contents, places and visibility of the `moved` keys at their new positions."""
+        """Return three tensors: contents, places and visibility of the `moved` keys at their new positions. None: of
+        all keys in place.
+        """
         if moved is None:
             return self.contents, self.places, self.visible
         keys, positions = moved
@@ -99,13 +102,14 @@ def last_query(
     tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
     visible: Bool[Tensor, "keys"],
 ) -> LastQuery:
-    """Compute the `LastQuery` of one layer and prompt, in float64.
+    """Return the `LastQuery` (factors of the last query's logits) of one layer and prompt, in float64.
 
     Args:
-        query: of the last position, before query norm and rotation: [heads, d_head], or the latent [width].
-        keys: of all positions, before key norm and rotation; grouped or one per query head.
-        tables: the model's own cos and sin, per query head in a spectral layer; None without rotary positions.
-        visible: positions that the last query may attend to.
+        raw: attention weights and settings of the layer.
+        query: query of the last position, before query norm and rotation: [heads, d_head], or the latent [width].
+        keys: keys of all positions, before key norm and rotation, one per key/value head or per query head.
+        tables: the model's own cos and sin, with a head axis if rotations are learned; None without rotary positions.
+        visible: True for positions that the last query may attend to.
     """
     q = normed(raw, "query", query[None])[0]
     k = rearrange(normed(raw, "key", keys), "key kv_head d_head -> kv_head d_head key")
@@ -137,10 +141,11 @@ def last_query(
 
 
 def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "heads n"], raw: RawAttention) -> None:
-    """Raise ScoreMismatch unless the model's attention pattern of the last query is the softmax of our logits.
+    """Raise ScoreMismatch unless the softmax of our recomputed logits equals the model's attention pattern.
 
-    `pattern`: last row of the model's own pattern; a layer with a window may give only its last columns. The tolerance
-    is the one of `verify_scores` for patterns.
+    `layer`: number of the layer, for the message. `raw`: its attention weights and settings. `seen`: factors of the
+    recomputed logits. `pattern`: the last query's row of the model's pattern; a layer with a window may give only its
+    last columns. The tolerance for patterns is the same as in `verify_scores`.
     """
     logits = seen.head_logits()
     theirs = torch.nn.functional.pad(pattern.detach(), (logits.shape[-1] - pattern.shape[-1], 0))
@@ -148,9 +153,9 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
 
 
 def require_valid_length(layers: Iterable[RawAttention], length: int) -> None:
-    """Raise ValueError if the prompt is longer than the layers can score.
+    """Raise ValueError if a prompt of `length` tokens is longer than one of the layers can score.
 
-    Beyond their limit keys are hidden, or the frequencies or the score scale change.
+    Beyond their limits, layers hide keys or change their rotary frequencies or score scale.
     """
     layers = list(layers)
     require_every_key(layers, length, "others where blocks swap: use fewer blocks")
@@ -167,9 +172,10 @@ ContextKeys = dict[tuple[int, str], Tensor]
 
 
 def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
-    """Return hooks that store keys and rotary tables of a pass over contexts in `held`.
+    """Return hooks as (hook name, function) that store every layer's keys, and its tables of cos and sin, in the dict
+    `held` by (layer, "key", "cos" or "sin") while contexts run.
 
-    Later passes that read only the suffixes use them.
+    Later runs that read only the suffixes use these entries.
     """
     return [
         (name, partial(_hold_context, held, layer, point))
@@ -180,7 +186,9 @@ def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
 
 
 def _hold_context(held: ContextKeys, layer: int, point: str, activation: Tensor, hook: Any) -> None:
-    """Store a copy of an activation in `held`; the hook of `context_hooks`."""
+    """Store a copy of an activation as `held[layer, point]`; `point` is "key", "cos" or "sin". It is the hook function
+    of `context_hooks`; `hook` is not used.
+    """
     kept = activation.detach() if point == "key" else _one_row(activation)
     held[layer, point] = kept.clone()  # keys may be a view into queries, keys and values of all positions
 
@@ -190,16 +198,19 @@ LastQueryCallback = Callable[[int, int, LastQuery, Tensor], None]
 
 @dataclass
 class LastQueryReader:
-    """Hooks that compute the `LastQuery` of each row of a batch, layer by layer while the model runs.
+    """Hooks that compute the `LastQuery` of each row of a batch, layer by layer, while the model runs.
 
-    Nothing of a layer is kept after it has run.
+    A layer's activations are dropped as soon as the layer has run.
 
     Attributes:
-        reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.
-        context: keys of a run over the contexts that this run continues; empty if this run reads whole prompts.
+        view, layers: the model, and the attention weights of each layer.
+        reduce: function that receives the layer, the row of the batch, its `LastQuery`, and the last row of the
+            pattern.
+        context: stored keys of an earlier run over contexts that this run continues; empty if this run reads whole
+            prompts.
         copies: rows of the batch per context.
         seen: activations of the current layer, by hook point.
-        finished: layers that were passed to `reduce`.
+        finished: layers for which `reduce` was called.
     """
 
     view: AttentionView
@@ -211,7 +222,8 @@ class LastQueryReader:
     finished: set[int] = field(default_factory=set)
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks as a TransformerLens `fwd_hooks` list; they serve any number of runs, one after another.
+        """Return the hooks as a list of (hook name, function) for `fwd_hooks`; they can serve several runs, one after
+        another.
 
         Raises UnsupportedArchitecture for a model that runs a layer several times in a pass.
         """
@@ -225,7 +237,7 @@ class LastQueryReader:
         return hooks
 
     def require_all(self) -> None:
-        """Raise UnsupportedArchitecture if a layer has not been passed to `reduce`."""
+        """Raise UnsupportedArchitecture if a layer's pattern never arrived, so that `reduce` was not called for it."""
         for layer in self.view.layers:
             if layer not in self.finished:
                 raise UnsupportedArchitecture(
@@ -234,7 +246,12 @@ class LastQueryReader:
                 )
 
     def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
-        """Keep an activation of the current layer: of queries and scores only the last row."""
+        """Store an activation of the current layer in `seen`: the last position for queries and scores, everything for
+        keys.
+
+        Scores are kept for one row and head only. `point`: "query", "key", "cos", "sin" or "scores". `hook` is not
+        used.
+        """
         if point == "query":
             activation = activation[:, -1].clone()  # a copy, so that the other positions are freed
         elif point == "scores":
@@ -244,7 +261,9 @@ class LastQueryReader:
         self.seen[point] = activation.detach()
 
     def _finish(self, layer: int, pattern: Tensor, hook: Any) -> None:
-        """Compute the layer's `LastQuery` for each row and pass it to `reduce`; called with the layer's pattern."""
+        """Compute the layer's `LastQuery` for each row of the batch and call `reduce`. It is the hook on the layer's
+        attention `pattern`, and empties `seen`.
+        """
         seen, self.seen = self.seen, {}
         raw, query, key = self.layers[layer], seen.pop("query"), seen.pop("key")
         earlier, names = self.context.get((layer, "key")), self.view.hook_names(layer)
@@ -262,16 +281,17 @@ class LastQueryReader:
 
 
 def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos columns"]:
-    """Return the table of one prompt; without padding all rows of the batch have the same positions."""
+    """Return the cos or sin table of the first row of a batch; without padding all rows have the same positions."""
     return table.detach().reshape(-1, *table.shape[-2:])[0]
 
 
 def normed(
     raw: RawAttention, what: Literal["query", "key"], captured: Float[Tensor, "rows *width"]
 ) -> Float64[Tensor, "rows heads d_head"]:
-    """Return queries or keys in float64 after the layer's query or key norm; without such a norm, the same values.
+    """Return queries or keys per head in float64, after the layer's query or key norm if it has one.
 
-    `what` is "query" or "key". `captured`: the activation at the hook of the queries or keys.
+    `raw`: weights and settings of the layer. `what`: "query" or "key". `captured`: the activation at the layer's hook
+    for queries or keys.
     """
     x, scale = raw.inputs(what, in_float64(captured.detach()))
     norm = raw.q_norm if what == "query" else raw.k_norm
@@ -287,12 +307,14 @@ def read_prompt(
     take: Callable[[int, LastQuery], None],
     hooks: Iterable[Hook] = (),
 ) -> None:
-    """Run the model once over a prompt and call `take(layer, last_query)` for each layer in `wanted`.
+    """Run the model once over a prompt and call `take(layer, last_query)` for each layer in `wanted`, with the
+    `LastQuery` (factors of the last query's logits).
 
-    `hooks` act before the reader's hooks.
+    `tokens`: ids of the prompt. The run stops after the last attention pattern. `hooks`: further hooks as (hook name,
+    function); they act before the hooks that read.
 
     Raises:
-        ValueError: no layers are wanted, or the prompt is longer than a layer can score.
+        ValueError: `wanted` is empty, or the prompt is longer than a layer can score.
         ScoreMismatch: attention is not the softmax of queries and keys.
     """
     if not wanted:

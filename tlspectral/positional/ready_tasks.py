@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tlspectral.errors import did_you_mean
+from tlspectral.errors import did_you_mean, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.running.text import file_lines, packaged_text, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
@@ -18,20 +19,29 @@ from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, req
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
+@checked_settings
 @dataclass(frozen=True)
 class KeyValueTask(BlockTask):
-    """Block task with lines "The password of the KEY is VALUE." and a question that repeats one line without its value.
+    """Make a block task with lines "The password of the KEY is VALUE." and a question that repeats a line without its
+    value.
 
-    >>> from tlspectral.positional import KeyValueTask
-    >>> draw = KeyValueTask(3).draw(0)
-    >>> draw.blocks[0], draw.questions[0].answer
-    ('The password of the violin is ocean.\\n', ' ocean')
+    Give it to `tls.positional_symbolic` or `tls.positional.task_answers`. Its default is the task "key-value" there.
+
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.KeyValueTask(3).draw(0)
+    >>> draw.blocks[0], draw.questions[0].suffix, draw.questions[0].answer
+    ('The password of the violin is ocean.\\n', '---\\nThe password of the violin is', ' ocean')
 
     Attributes:
-        n_blocks: number of lines, from 3 to half of the packaged nouns. Default: 9. All nouns of a draw differ.
+        n_blocks: number of lines, 3 to 44. Default: 9. All nouns of a draw differ.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
 
     Raises:
-        ValueError: too few or too many lines.
+        ValueError: too few or too many lines. Later, when a model reads the prompts: a model without tokenizer, or
+            prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -40,7 +50,9 @@ class KeyValueTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw keys and values, all different, from the packaged nouns."""
+        """Return a `BlockDraw` (blocks of text and a question about each) with keys and values from the packaged nouns,
+        all different, chosen by `seed`.
+        """
         words = _nouns(seed, 2 * self.n_blocks)
         pairs = list(zip(words[::2], words[1::2], strict=True))
         return BlockDraw(
@@ -53,23 +65,31 @@ class KeyValueTask(BlockTask):
         )
 
 
+@checked_settings
 @dataclass(frozen=True)
 class CopyingTask(BlockTask):
-    """Block task with lines of nouns and their copy; the prompt ends before the last word of a line of the copy.
+    """Make a block task with lines of nouns and a partial copy of them; the prompt ends before a word of the copy.
 
-    The distance from the copied word to its copy is the same for every queried line.
+    From a word to its copy is always the same number of words. Give the task to `tls.positional_symbolic` or
+    `tls.positional.task_answers`. Its default is the task "copying" there.
 
-    >>> from tlspectral.positional import CopyingTask
-    >>> draw = CopyingTask(3, 6).draw(0)
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.CopyingTask(3, 6).draw(0)
     >>> draw.blocks[:2], draw.questions[0].suffix, draw.questions[0].answer
     (('violin ocean\\n', 'candle harbor\\n'), 'violin', ' ocean')
 
     Attributes:
-        n_blocks: number of lines. Default: 9.
-        distance: words from a word to its copy: a multiple of `n_blocks`, at least two words per line. Default: 36.
+        n_blocks: number of lines. Default: 9. A question asks for the last word of one line.
+        distance: words from a word to its copy, which is the number of words of all lines: a multiple of `n_blocks`,
+            from `2 * n_blocks` to 88. Default: 36.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
 
     Raises:
-        ValueError: too few or too many lines, or a distance that is not such a multiple.
+        ValueError: too few or too many lines, or another distance. Later, when a model reads the prompts: a model
+            without tokenizer, or prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -84,7 +104,9 @@ class CopyingTask(BlockTask):
             )
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw words, all different, from the packaged nouns."""
+        """Return a `BlockDraw` (blocks of text and their questions) with different nouns from the packaged list, chosen
+        by `seed`.
+        """
         width = self.distance // self.n_blocks
         words = _nouns(seed, self.distance)
         lines = [words[start : start + width] for start in range(0, self.distance, width)]
@@ -96,23 +118,29 @@ class CopyingTask(BlockTask):
         return BlockDraw("", blocks, tuple(questions), tuple(f" {word}" for word in words))
 
 
+@checked_settings
 @dataclass(frozen=True)
 class NeedleTask(BlockTask):
-    """Block task with one line that names a secret word, among sentences of *Alice's Adventures in Wonderland*.
+    """Make a block task with one line that names a secret word, among sentences of *Alice's Adventures in Wonderland*.
 
-    The one question of a draw asks for the secret word. The word and its block are drawn too.
+    The single question of a draw asks for the secret word. The word and its place are random. Give the task to
+    `tls.positional_symbolic` or `tls.positional.task_answers`. Its default is the task "needle" there.
 
-    >>> from tlspectral.positional import NeedleTask
-    >>> draw = NeedleTask(3).draw(0)
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.NeedleTask(3).draw(0)
     >>> draw.blocks[draw.questions[0].block]
     'The secret word is bread.\\n'
 
     Attributes:
-        n_blocks: number of sentences, including the line with the secret word. Default: 9. Set `swapped` to the same
-            number, otherwise the secret word's block may not be among the blocks that swap.
+        n_blocks: number of lines, 3 to 80, including the line with the secret word. Default: 9.
+        swapped: how many blocks swap. Default: 9. Set it to `n_blocks`, otherwise the secret word's line may not swap.
+        draws: how many lists of lines are drawn, each with one question. Default: 10.
 
     Raises:
-        ValueError: too few or too many sentences.
+        ValueError: too few or too many lines. Later, when a model reads the prompts: a model without tokenizer, or
+            prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -121,7 +149,9 @@ class NeedleTask(BlockTask):
         require_size(self.n_blocks, len(_sentences()))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw different sentences, a noun as the secret word, and its block."""
+        """Return a `BlockDraw` (blocks of text and one question) with different sentences, and a line with the secret
+        word in place of one of them. `seed` chooses sentences, word (a noun) and line.
+        """
         generator = np.random.default_rng(seed)
         lines = [_sentences()[number] for number in generator.choice(len(_sentences()), self.n_blocks, replace=False)]
         needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_words("nouns")))
@@ -131,21 +161,29 @@ class NeedleTask(BlockTask):
         return BlockDraw("", tuple(f"{line}\n" for line in lines), (question,), choices)
 
 
+@checked_settings
 @dataclass(frozen=True)
 class ListIndexTask(BlockTask):
-    """Block task with lines of one noun each and a prompt such as "The third item of the list is the".
+    """Make a block task with a list of nouns and a question such as "The third item of the list is the".
 
-    It asks for the word at a place; the other ready tasks ask for the word that belongs to a word.
+    It asks for the word at a place; the other ready tasks ask for the word that belongs to another word. Give it to
+    `tls.positional_symbolic` or `tls.positional.task_answers`. Its default is the task "list-index" there.
 
-    >>> from tlspectral.positional import ListIndexTask
-    >>> ListIndexTask(3).draw(0).blocks
-    ('- violin\\n', '- ocean\\n', '- candle\\n')
+    >>> import tlspectral as tls
+    >>> draw = tls.positional.ListIndexTask(3).draw(0)
+    >>> draw.blocks, draw.questions[2].suffix
+    (('- violin\\n', '- ocean\\n', '- candle\\n'), '---\\nThe third item of the list is the')
 
     Attributes:
-        n_blocks: number of lines, from 3 to 9. Default: 9. All nouns of a draw differ.
+        n_blocks: number of lines, 3 to 9. Default: 9. All nouns of a draw differ.
+        swapped, queries, draws: how many blocks swap (9), how many have a question (9), and how many lists of lines are
+            drawn (10); defaults in brackets.
 
     Raises:
-        ValueError: too few or too many lines.
+        ValueError: too few or too many lines. Later, when a model reads the prompts: a model without tokenizer, or
+            prompts longer than its context.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     n_blocks: int = 9
@@ -154,7 +192,9 @@ class ListIndexTask(BlockTask):
         require_size(self.n_blocks, len(_ORDINALS))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw words, all different, from the packaged nouns."""
+        """Return a `BlockDraw` (blocks of text and their questions) with different nouns from the packaged list, chosen
+        by `seed`.
+        """
         words = _nouns(seed, self.n_blocks)
         questions = (
             Question(block, f"---\nThe {_ORDINALS[block]} item of the list is the", f" {word}")
@@ -163,23 +203,33 @@ class ListIndexTask(BlockTask):
         return BlockDraw("List of items:\n", tuple(f"- {word}\n" for word in words), tuple(questions))
 
 
+@checked_settings
 @dataclass(frozen=True)
 class PromptFile(BlockTask):
-    """Block task from a file of JSON lines: one draw per line, in the order of the file whatever the seed.
+    """Make a block task from a file with one draw (a list of blocks and questions) per line, in JSON.
 
-    A line of the file, with questions as [block, suffix, answer]:
+    Use it for your own prompts in `tls.positional_symbolic` or `tls.positional.task_answers`:
+
+        task = tls.positional.PromptFile("prompts.jsonl", draws=50)
+        scores = tls.positional_symbolic(model, task)
+
+    A line of the file, with each question as [index of a block, suffix, answer]:
 
         {"prefix": "", "blocks": ["a: 1\\n", "b: 2\\n", "c: 3\\n"], "questions": [[0, "a:", " 1"]]}
 
-    `"choices"` may list the answers among which chance chooses. Default: the answers of the line. All lines need the
-    same number of blocks. Lines end only at newline characters.
+    "prefix" may be left out. "choices" may list the possible answers, equally likely by chance (default: the answers of
+    the line). All lines need the same number of blocks.
 
     Attributes:
-        path: the file. If it has fewer lines than `draws`, all lines are used.
+        path: the file. Only its first `draws` lines are used, in their order, whatever the seed.
+        draws: number of lines to use. Default: 10. If the file has fewer lines, all are used.
+        swapped, queries: how many blocks swap and how many have a question. Default: 9 each.
 
     Raises:
-        ValueError: a file without lines, a line of another form or with another key, or lines with different numbers of
-            blocks.
+        FileNotFoundError: the file does not exist.
+        ValueError: no lines, a line that is not such JSON, an unknown key, or lines with different numbers of blocks.
+
+    Not established: that the model solves the task; measure `tls.positional.task_answers(model, task)` first.
     """
 
     path: str
@@ -196,7 +246,7 @@ class PromptFile(BlockTask):
 
     @cached_property
     def lines(self) -> tuple[BlockDraw, ...]:
-        """Draws in the file, one per line."""
+        """All draws in the file, one `BlockDraw` per line that is not blank."""
         lines = enumerate(file_lines(self.path), 1)
         draws = tuple(_draw_of(f"{self.path}, line {number}", line) for number, line in lines if line.strip())
         if not draws:
@@ -204,11 +254,16 @@ class PromptFile(BlockTask):
         return draws
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return the draw in line `seed`, counted from 0."""
+        """Return the `BlockDraw` (blocks and questions) of line number `seed` of the file, counted from 0 without blank
+        lines.
+        """
         return self.lines[seed]
 
     def seeds(self, seed: int) -> tuple[int, ...]:
-        """Return the numbers of the first `draws` lines, whatever the seed. Raises ValueError if `draws` is below 1."""
+        """Return 0, 1, 2, ...: the numbers of the first `draws` lines, whatever the seed.
+
+        Raises ValueError if `draws` is below 1.
+        """
         return tuple(range(min(len(super().seeds(seed)), len(self.lines))))
 
 
@@ -231,21 +286,25 @@ _KEYS = ("prefix", "blocks", "questions", "choices")
 
 
 def block_task(name: str) -> BlockTask:
-    """Return the ready task with this name, or the binding task with this template. Raises ValueError otherwise."""
+    """Return the ready task with this name and its defaults.
+
+    Names: "binding", "key-value", "copying", "needle", "list-index". A template of the binding task ("plain",
+    "gemma-2", "llama-3.2", "qwen2") gives that task. Raises ValueError for other names.
+    """
     if name in READY:
         return READY[name]()
     template = "plain" if name == "binding" else name
     if template not in TEMPLATES:
         names = ", ".join(map(repr, ("binding", *READY)))
         raise ValueError(
-            f"{name!r} is not a ready task: give {names}, or a template of the binding task: "
+            f"{shown(name)} is not a ready task: give {names}, or a template of the binding task: "
             f"{', '.join(map(repr, TEMPLATES))}"
         )
     return BindingTask(template)
 
 
 def _nouns(seed: int, count: int) -> list[str]:
-    """Return `count` different packaged nouns in random order."""
+    """Return `count` different nouns of the packaged list in a random order that `seed` chooses."""
     return [str(word) for word in np.random.default_rng(seed).permutation(packaged_words("nouns"))[:count]]
 
 
@@ -258,9 +317,10 @@ def _sentences() -> list[str]:
 
 
 def _draw_of(where: str, line: str) -> BlockDraw:
-    """Return the draw in one line of JSON.
+    """Return the `BlockDraw` (blocks and questions) in `line`, one line of a `PromptFile` in JSON. `where` names the
+    line's place in messages.
 
-    Raises ValueError that names the place (`where`), the wrong piece and the expected form.
+    Raises ValueError that names the place, the wrong piece and the expected form.
     """
     try:
         fields = json.loads(line)
@@ -277,7 +337,9 @@ def _draw_of(where: str, line: str) -> BlockDraw:
 
 
 def _strange_in(fields: Any) -> str | None:
-    """Return a description of the first wrong piece in a line of a `PromptFile`; None if the line is right."""
+    """Return text that describes the first wrong piece of `fields`, the JSON value of a line of a `PromptFile`; None if
+    the line is right.
+    """
     if not isinstance(fields, dict):
         return f"a {type(fields).__name__}"
     for name in fields:

@@ -22,13 +22,13 @@ NULL_DRAWS = 200
 
 
 class SwapScores(NamedTuple):
-    """Scores of each row (a head, or a frequency of a head) and the weights of the swaps behind them.
+    """Scores of each row (a head, or a rotary pair of a head), and the weights of the swaps in them.
 
     Attributes:
-        s_pos, s_sym: positional and symbolic score, in [0, 1]; formulas in the module's docstring.
-        tau: the temperature used, in attention weight.
+        s_pos, s_sym: positional and symbolic score, 0 to 1; the formulas are in the module's docstring.
+        tau: the temperature that was used, in units of attention weight.
         alpha_ess: effective number of swaps, 1 / sum alpha^2.
-        alpha: weight of each swap; the weights of a row sum to 1.
+        alpha: weight of each swap [swaps, rows]; the weights of a row sum to 1.
     """
 
     s_pos: Float64[Tensor, "*rows"]
@@ -49,23 +49,25 @@ def block_means(weights: Float64[Tensor, "*rows pos"], spans: list[tuple[int, in
 def swap_scores(
     before: Float64[Tensor, "swaps *rows 2"], after: Float64[Tensor, "swaps *rows 2"], tau: float | None = None
 ) -> SwapScores:
-    """Return the positional and the symbolic score of each row (a head, or a frequency of a head).
+    """Return the positional and the symbolic score of each row (a head, or a rotary pair of a head).
 
-    A score is the sum over swaps of alpha cos(v', v), or for the symbolic score alpha cos(v', v in reverse order).
-    alpha is the softmax of |d_i - d_j| / tau over swaps (PS, appendix B.3).
+    s_pos is the sum over swaps of alpha cos(v', v); s_sym is the sum of alpha cos(v', v with its two entries
+    exchanged). alpha is the softmax of |d_i - d_j| / tau over swaps ("Decoupling Positional and Symbolic Attention
+    Behavior", appendix B.3).
 
     Args:
-        before: v = (d_i, d_j) of each swap, the mean weights of both blocks before it; NaN for a block that the query
-            cannot see.
+        before: v = (d_i, d_j) of each swap: mean attention weights of both blocks before the swap; NaN for a block that
+            the query cannot see.
         after: v', the mean weights in the same two slots after the swap.
         tau: temperature of alpha, in attention weight. Default: 0.1 of the row's largest |d_i - d_j|, so that scores do
-            not depend on the size of the weights. PS gives no value.
+            not depend on the size of the weights. The paper gives no value.
 
     Returns:
-        `SwapScores`. A swap gets weight 0 if v or v' is zero or has a NaN. A row without other swaps is NaN. If no swap
-        moves any weight, alpha is uniform and a default tau is 0.
+        `SwapScores` with `s_pos`, `s_sym` (0 to 1), `tau`, `alpha_ess` (effective number of swaps) and `alpha`. A swap
+            has weight 0 if v or v' is zero or contains NaN. A row without usable swaps is NaN. If every |d_i - d_j| is
+            0, alpha is uniform and the default tau is 0.
 
-    Not established: see `positional_symbolic`.
+    Not established: how the model solves the task, or that its output depends on the attention.
     """
     usable = (before.amax(-1) > 0) & (after.amax(-1) > 0)
     difference = (before[..., 0] - before[..., 1]).abs()
@@ -88,22 +90,24 @@ def score_correlation(
     draws: int = NULL_DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Correlate s_pos and s_sym over heads, and compare with a null that has only the geometry of the scores.
+    """Correlate s_pos and s_sym over heads, and compare with a random null that has only the geometry of the scores.
 
-    In the null each head keeps its own v and alpha. At each swap its weights follow the blocks with a probability that
-    is drawn once per head, uniform in [0, 1]; otherwise they stay. Heads of the null differ only in this probability.
+    In the null each head keeps its own weights v and alpha. In each swap, v either follows the blocks or stays. The
+    probability to follow is drawn once per head, uniformly from 0 to 1. Heads of the null differ only in this
+    probability and in v and alpha.
 
     Args:
-        before: v of each swap, the mean weights of both blocks before it.
+        before: v of each swap: mean attention weights of both blocks before the swap.
         scores: from `swap_scores`, one row per head; heads without a score are left out.
         draws: number of draws of the null. Default: 200.
-        seed: of the draws. Default: 0.
+        seed: seed of these draws. Default: 0.
 
     Returns:
-        Dict: `pearson`; `null_mean`, `null_sd`; `null_share`, the share of null draws at or below `pearson`; `draws`;
-            `n_heads`. Numbers are None for fewer than three heads with scores, or if a score is equal for all heads.
+        Dict: `pearson` (correlation over heads), `null_mean` and `null_sd` (of the null's correlations), `null_share`
+            (share of null draws with a correlation at or below `pearson`), `draws` and `n_heads`. The first four are
+            None for fewer than three heads with scores, or if a score is equal for all heads.
 
-    Not established: the exclusion principle. A negative correlation, even below the null, is no evidence for it,
+    Not established: the exclusion principle. A negative correlation, even below the null, is not evidence for it,
     because geometry makes `s_pos^2 + s_sym^2` at least 1 at every swap.
     """
     scored = ~torch.isnan(scores.s_pos)
@@ -131,7 +135,7 @@ def score_correlation(
 def _cosine(
     left: Float64[Tensor, "*swaps 2"], right: Float64[Tensor, "*swaps 2"], usable: Bool[Tensor, "*swaps"]
 ) -> Float64[Tensor, "*swaps"]:
-    """Return the cosine of pairs of weights, 0 where not usable."""
+    """Return the cosine between each pair of weights in `left` and in `right`; 0 where `usable` is False."""
     # Scaled first, because squares of small weights underflow.
     left, right = (x / x.amax(-1, keepdim=True).where(usable[..., None], 1.0) for x in (left, right))
     product = (left * right).sum(-1) / (left.norm(dim=-1) * right.norm(dim=-1))
@@ -139,7 +143,9 @@ def _cosine(
 
 
 def _pearson(x: Float64[Tensor, "draws heads"], y: Float64[Tensor, "draws heads"]) -> Float64[Tensor, "kept"]:
-    """Return Pearson's r over heads for each draw, without draws of fewer than three heads or of equal scores."""
+    """Return Pearson's correlation of `x` and `y` (-1 to 1) over heads for each draw that has one; draws with equal
+    scores, or fewer than three heads, are dropped.
+    """
     if x.shape[-1] < 3:
         return x.new_empty(0)
     # Scores lie in [0, 1]; equal ones differ by rounding, 1e-16 or so.

@@ -25,7 +25,7 @@ from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.block_places import BlockPlaces, block_places
-from tlspectral.tasks.block_prompt import BlockPrompt
+from tlspectral.tasks.block_prompt import BlockPrompt, require_block_prompt
 
 LOGIT_SHARES = Schema(
     "logit_shares",
@@ -44,12 +44,12 @@ LOGIT_SHARES = Schema(
 
 
 class LogitSplit(NamedTuple):
-    """Sums of squares of a table of logits about its mean; the three add up to the sum of squares of the table.
+    """Sums of squares of a table of logits (content by place) about its mean; the three add up to the table's total.
 
     Attributes:
-        content: sum of squares that depends on the content alone.
+        content: sum of squares that depends on the content alone, in squared logits.
         position: sum of squares that depends on the place alone.
-        interaction: the rest.
+        interaction: the rest, which no sum of a content term and a place term explains.
     """
 
     content: Float64[Tensor, "*batch"]
@@ -58,11 +58,11 @@ class LogitSplit(NamedTuple):
 
     @property
     def total(self) -> Float64[Tensor, "*batch"]:
-        """Sum of squares of the table about its mean."""
+        """Sum of squares of the table about its mean, in squared logits."""
         return self.content + self.position + self.interaction
 
     def shares(self) -> Float64[Tensor, "3 *batch"]:
-        """Return content, position and interaction over their sum; NaN if all logits of a table are equal."""
+        """Return content, position and interaction, each over their sum [3, ...]; NaN if all logits are equal."""
         return torch.stack(tuple(self)) / self.total
 
 
@@ -76,8 +76,8 @@ def split_logits(logits: Float64[Tensor, "*batch n n"]) -> LogitSplit:
         logits: L[k, j], logit of content k at place j.
 
     Returns:
-        `LogitSplit`, squared logits. Without interaction, `position / (position + content)` is the index of
-        `exclusion_split`.
+        `LogitSplit` with `content`, `position` and `interaction`, in squared logits, one number per table. If the
+            interaction is 0, `position / (position + content)` equals the index of `exclusion_split`.
 
     Not established: which contents or places the head prefers, or that its output depends on them.
     """
@@ -91,9 +91,9 @@ def split_logits(logits: Float64[Tensor, "*batch n n"]) -> LogitSplit:
 
 
 def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) -> pd.DataFrame:
-    """Measure the shares of content, position and interaction in the logits of a prompt's last token on the blocks.
+    """Measure how much a head's logits on blocks depend on their content, on their place, and on both together.
 
-    Use it to see whether a head's attention to blocks depends on their content, their place, or on both together.
+    The logits are those of a prompt's last token. Use it to see by what a head finds a block.
 
     >>> import tlspectral as tls, torch
     >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(12)]
@@ -102,23 +102,25 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
     >>> shares[["content", "position", "interaction"]].round(2).values.tolist()
     [[0.08, 0.88, 0.04]]
 
-    Every block's keys are rotated to every block's place, with the model's own cos and sin. For each token offset
-    inside a block this gives a table of logits, content by place. Each table is split into sums of squares of content,
-    place and interaction, which are summed over offsets. Nothing is sampled.
+    Every block's keys are rotated to every block's place, with the model's own cos and sin. This gives a table of
+    logits, content by place, for each token offset inside a block. Each table is split into sums of squares of content,
+    place and interaction, which are added over offsets. Nothing is sampled.
 
     Args:
-        model: TransformerBridge or HookedTransformer; hooks on it stay in force.
+        model: TransformerBridge or HookedTransformer; hooks on it act as usual.
         prompt: a `BlockPrompt` with blocks of equal length. An attention sink in the first block counts as content; put
             it into the prefix to leave it out.
-        heads: as in `ablate`. Default: all.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a DataFrame with layer and head.
+            Default: all.
 
     Returns:
         DataFrame, a row per head. Columns: `layer, head, name, content, position, interaction, table_std`. The three
-            shares add up to 1. Logits are scaled and include biases and ALiBi, before a softcap.
+            shares (0 to 1) add up to 1; `table_std` is the standard deviation of the table, in logits. Logits are
+            scaled and include biases and ALiBi, before a softcap.
 
     Raises:
-        ValueError: no heads, blocks of unequal length, text that the tokenizer joins across blocks, or a prompt that is
-            too long.
+        ValueError: no heads, blocks of unequal length, text that the tokenizer merges across blocks, or a prompt that
+            is too long.
         BadHead: a head that does not exist.
         ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
         UnsupportedArchitecture: a layer that cannot be read, or has no attention pattern.
@@ -128,6 +130,7 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
     """
     with measured(model) as view:
         chosen = heads_by_layer(view, heads)
+        require_block_prompt(prompt)
         tokenized = prompt.tokenized(view.model)
         places, tokens = block_places(view.model, tokenized), tokenized.tokens()
         rows: list[pd.DataFrame] = []
@@ -144,9 +147,11 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
 
 
 def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:
-    """Return the rows of `logit_shares` for some heads of one layer.
+    """Return a DataFrame with a row per head in `heads`, a part of the table of `logit_shares` for one layer.
 
-    `seen`: the last query's factors. `places`: positions of the blocks' tokens.
+    Columns: layer, head, the shares content, position and interaction of the logits' variance (NaN if a block is
+    hidden), and table_std in logits. `seen`: factors of the last query's logits in this layer. `places`: token
+    positions of the blocks.
     """
     at = places.tokens().to(seen.contents.device)  # blocks width
     contents = seen.contents[heads][..., at]  # heads coordinates blocks width

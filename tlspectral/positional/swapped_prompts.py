@@ -6,7 +6,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,7 +13,8 @@ import pandas as pd
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import not_a, shown, warn_caller
+from tlspectral.errors.settings import checked_settings, pairs_in, whole_number
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
@@ -73,6 +73,7 @@ POSITIONAL_SYMBOLIC = Schema(
 )
 
 
+@checked_settings
 def positional_symbolic(
     model: Any,
     prompt: Any,
@@ -91,46 +92,47 @@ def positional_symbolic(
     """Score each head as positional and symbolic: does attention stay or follow when two blocks of a prompt swap?
 
     >>> import tlspectral as tls, torch
-    >>> start, query, *blocks = torch.tensor([1]), torch.tensor([4]), *torch.tensor([[3, 13], [4, 14], [5, 15]])
-    >>> prompt = tls.positional.BlockPrompt(start, blocks, query)
-    >>> tls.positional_symbolic(tls.load_model("tiny-rope"), prompt)["s_sym"].round().tolist()
+    >>> blocks = torch.tensor([[3, 13], [4, 14], [5, 15]])
+    >>> prompt = tls.positional.BlockPrompt(torch.tensor([1]), blocks, torch.tensor([4]))
+    >>> scores = tls.positional_symbolic(tls.load_model("tiny-rope"), prompt)
+    >>> scores["s_sym"].round().tolist()
     [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
 
-    The last token's attention to two blocks' places is compared before and after the blocks swap ("Decoupling
-    Positional and Symbolic Attention Behavior", PS). `s_pos` is 1 if attention stays at the places, `s_sym` if it
-    follows the blocks.
+    The last token's attention to two blocks is compared before and after the blocks swap ("Decoupling Positional and
+    Symbolic Attention Behavior", PS): `s_pos` is 1 if it stays at the places, `s_sym` 1 if it follows the blocks.
 
     Args:
-        model: TransformerBridge or HookedTransformer; hooks on it stay in force.
+        model: TransformerBridge or HookedTransformer; hooks on it act as usual.
         prompt: a `BlockPrompt`, a list of them, a `BlockTask`, or a ready task's name: "binding" (templates "plain",
             "gemma-2", "llama-3.2", "qwen2"), "key-value", "copying", "needle", "list-index".
         mode: "prompt" (default) swaps words and runs the model again; "key" swaps the keys of one run.
         tau: temperature of the weights of swaps. Default: 0.1 of the head's largest difference between two blocks.
-        per_frequency: True gives a row per rotary pair.
-        logit_scale: factor on query-key products. Default: the model's own; PS has 1.0.
+        per_frequency: True gives a row per rotary pair. logit_scale: factor on scores. Default: the model's.
         by: "query" or "draw" gives a row per query, or per draw or prompt. Default: means over all.
-        swaps: "kept" (default, pairs without the first block), "all", "per_query" (queried block with each other) or
-            index pairs.
-        heads: as in `ablate`. Default: all. n_jobs: parallel workers. seed: of draws and of the correlation's null.
-        folder: keeps finished parts, and the same call resumes from it.
+        swaps: "kept" (default, all pairs without the first block), "all", "per_query" (queried block with each other),
+            or index pairs.
+        heads: "L5H1", (5, 1), "L5", a list, or a DataFrame with layer and head. Default: all.
+        folder: keeps finished parts; the same call resumes. n_jobs: parallel workers. seed: of draws and of the null.
 
     Returns:
         DataFrame. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index, logit_std,
-            tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Its attrs hold the `correlation` of
-            both scores over heads with its null, and the model's `answers` to a task.
+            tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Scores and `exclusion_index` (0
+            symbolic, 1 positional) lie from 0 to 1; `logit_std`: standard deviation of logits; `alpha_ess`: effective
+            number of swaps; `_se`: standard error over draws. Its attrs hold the `correlation` of both scores over
+            heads with a random null, and the model's `answers` to a task.
 
     Raises:
         TypeError, ValueError: an unusable model, prompt, task, setting or swap. BadHead: a head does not exist.
         UnsupportedArchitecture: no attention pattern, or no rotary positions for frequencies.
-        ScoreMismatch: attention is not the softmax of queries and keys. IncompatibleCheckpoint: the folder holds other
-            work.
+        ScoreMismatch: attention is not the softmax of queries and keys.
+        IncompatibleCheckpoint: the folder holds other work.
 
     Not established: how the model solves the task. Read heads only on tasks that the model answers in more than half of
-    the prompts. A negative correlation of the two scores is largely geometry. More: docs/positional.md.
+    the prompts. A negative correlation of both scores is largely geometry. More: docs/positional.md.
     """
     with measured(model) as view:
         require_settings(mode, by, tau=tau, logit_scale=logit_scale)
-        swaps = swaps if isinstance(swaps, str) else [(index(i), index(j)) for i, j in swaps]
+        swaps = swaps if isinstance(swaps, str) else _block_pairs(swaps)
         task = block_task(prompt) if isinstance(prompt, str) else prompt if isinstance(prompt, BlockTask) else None
         chosen = None if heads is None else heads_by_layer(view, heads)
         if task is not None:
@@ -186,7 +188,11 @@ def positional_symbolic(
 
 
 def _prompt_attrs(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str, Any]:
-    """Return attrs of the table about its prompts: their number, sizes and a digest of their tokens."""
+    """Return a dict for the table's attrs: numbers of prompts, swaps, blocks and tokens, and a digest of the token ids.
+
+    Keys: n_prompts, n_swaps, n_blocks, n_tokens, tokens_sha256. `drawn`: the tokenised prompts. `task` is None for
+    given prompts. A number that is equal for all prompts is given once, otherwise as a list.
+    """
     # A given prompt is cut behind each query, and the last of these is whole.
     prompts = [prompt for draw in drawn for prompt in (draw.prompts if task is not None else draw.prompts[-1:])]
     tokens = [prompt.tokens() for prompt in prompts]
@@ -200,7 +206,12 @@ def _prompt_attrs(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str
 
 
 def _task_attrs(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd.DataFrame]) -> dict[str, Any]:
-    """Return attrs of the table about a task: its settings, and the means of `answers` (a table per draw)."""
+    """Return a dict for the table's attrs: the task's name, blocks, queries and seeds, and the means of the answers.
+
+    Keys: task, blocks, queries, draws, draw_seeds, answers. `drawn`: the prompts of each draw. `answers`: a table of
+    `answers_table` per draw. The means are of probability, relative probability, chance, and the share of answers with
+    rank 1.
+    """
     table = stacked(answers)
     means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
     return {
@@ -214,9 +225,10 @@ def _task_attrs(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd
 
 
 def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] | None, dict[str, Any]]:
-    """Return a number per given prompt, equal for equal prompts, and notes for the table's attrs; also warn.
+    """Find equal prompts among the given prompts in `drawn`, and warn about them.
 
-    Returns (None, {}) if all prompts differ.
+    Return an array with a number per prompt, the same for equal prompts, and a dict with the key "prompt_notes" for the
+    table's attrs. Returns (None, {}) if all prompts differ.
     """
     # Called for given prompts only: draws of a task are independent, even if two are equal.
     numbers = numbered((draw.prompts[-1].tokens().tolist(), draw.prompts[0].spans(), draw.queries) for draw in drawn)
@@ -227,31 +239,48 @@ def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] 
 
 
 def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:
-    """Return token ids of the prompts whose loss reveals changed hooks; for a task, of the first draw.
+    """Return a list with the token ids of each of the prompts whose loss tells whether hooks on the model have changed
+    since a folder was made.
 
-    Later calls may then add draws.
+    For a task only the first draw counts, so that later calls may add draws. `drawn`: the tokenised prompts of each
+    draw. `task` is None for given prompts.
     """
     return [draw.prompts[0].tokens() for draw in (drawn if task is None else drawn[:1])]
 
 
+def _block_pairs(swaps: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the given swaps as pairs of block indices. Raises ValueError for an entry that is not such a pair."""
+    pairs = []
+    for pair in pairs_in("swaps", swaps, "(block, block)"):
+        first, second = map(whole_number, pair)
+        if first is None or second is None:
+            raise ValueError(f"swaps= must be pairs of block indices, such as [(0, 1)]; found {shown(pair)}")
+        pairs.append((first, second))
+    return pairs
+
+
 def require_settings(mode: str, by: str | None = None, **positive: float | None) -> None:
-    """Raise ValueError for an unknown `mode` or `by`, and for `positive` numbers that are not positive and finite."""
+    """Raise ValueError for an unknown `mode` or `by`, or for another setting that is not None, positive and finite.
+
+    `positive`: these other settings by name, such as `tau=0.1`.
+    """
     for name, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
     for name, value, known in (("mode", mode, get_args(SwapMode)), ("by", by, (None, *get_args(RowsBy)))):
         if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {shown(value)}")
 
 
 def averaged(
     draws: list[dict[int, pd.DataFrame]], by: RowsBy | None, distinct: Int[np.ndarray, "draws"] | None = None
 ) -> pd.DataFrame:
-    """Average scores over the queries of each draw, then over draws; return means and standard errors over draws.
+    """Average scores over the queries of each draw, then over draws. Return a DataFrame of means and standard errors.
 
-    `draws`: for each draw a dict from query to a table of `SCORES`. Queries and draws without a score are left out.
-    Standard errors are NaN for one draw; `tau` and `alpha_ess` have none. Draws with the same number in `distinct` are
-    equal and count as one observation. Default: all differ. Raises ValueError for tables with different rows.
+    `draws`: for each draw a dict from query to a score table. `by`: None for one row per head, "query" or "draw" for a
+    row per head and query or draw. Queries and draws without a score are left out. Standard errors are over draws, NaN
+    for one draw; `tau` and `alpha_ess` have none. `distinct`: a number per draw; draws with the same number are equal
+    and count as one observation. Default: all differ. Raises ValueError for tables with different rows.
     """
     if by is None:
         return _over_draws([list(draw.values()) for draw in draws], distinct)
@@ -266,7 +295,11 @@ def averaged(
 
 
 def _over_draws(draws: list[list[pd.DataFrame]], distinct: Int[np.ndarray, "draws"] | None = None) -> pd.DataFrame:
-    """Return one table with means and standard errors over draws; each draw is a list of tables, one per query."""
+    """Return one DataFrame with the means over draws and their standard errors.
+
+    `draws`: for each draw a list of score tables, one per query. `distinct`: a number per draw, the same for equal
+    draws; None if all differ. Raises ValueError for tables with different rows.
+    """
     names = draws[0][0].drop(columns=list(SCORES))
     for table in (table for draw in draws for table in draw):
         if not table[list(names)].equals(names):
@@ -278,19 +311,20 @@ def _over_draws(draws: list[list[pd.DataFrame]], distinct: Int[np.ndarray, "draw
 
 
 def mean(values: Any) -> Float64[np.ndarray, "*rest"]:
-    """Return the mean over the first axis, without NaN; NaN where all values are NaN."""
+    """Return the mean of an array over its first axis, without NaN; NaN where all values are NaN."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
         return np.nanmean(np.asarray(values), axis=0)
 
 
 def _prompts(prompt: Any, by: RowsBy | None) -> list[BlockPrompt]:
-    """Return the given prompt or prompts as a list.
+    """Return one given prompt or a list of prompts as a list of `BlockPrompt`.
 
     Raises TypeError for anything else, ValueError for an empty list and for `by="query"` with several prompts.
     """
     prompts: list[Any] = list(prompt) if isinstance(prompt, Sequence) else [prompt]
     strange = [type(entry).__name__ for entry in prompts if not isinstance(entry, BlockPrompt)]
+    strange = strange and [f"{strange[0]}: {not_a(prompt, 'a prompt in blocks')}"]
     if strange:
         raise TypeError(
             "prompt= must be a tls.positional.BlockPrompt(prefix, blocks, suffix), a list of them, a "
@@ -307,14 +341,15 @@ def _prompts(prompt: Any, by: RowsBy | None) -> list[BlockPrompt]:
 
 
 def _one_or_list(counts: list[int]) -> int | list[int]:
-    """Return the one number if all counts are equal, otherwise the list."""
+    """Return a single number if all counts are equal, otherwise the list of counts."""
     return counts[0] if len(set(counts)) == 1 else counts
 
 
 def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a dict with the mean of each number over the prompts that have it.
+    """Return one dict with the keys of `score_correlation` (pearson, null_mean, null_sd, null_share, draws, n_heads):
+    the mean of each number over the `correlations` in which it is not None.
 
-    `draws` and `n_heads` are the first prompt's.
+    `draws` and `n_heads` are taken from the first dict.
     """
     means = {}
     for name in ("pearson", "null_mean", "null_sd", "null_share"):
@@ -326,9 +361,10 @@ def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
 def _standard_error(
     by_draw: Float64[np.ndarray, "draws *rows"], distinct: Int[np.ndarray, "draws"] | None
 ) -> Float64[np.ndarray, "*rows"]:
-    """Return the standard error of the mean over draws, ignoring NaN.
+    """Return the standard error of the mean over draws for each row, ignoring NaN.
 
-    Draws with equal numbers in `distinct` count as one observation.
+    `by_draw`: a value of each row in each draw. `distinct`: a number per draw; draws with the same number are equal and
+    count as one observation. None: all differ.
     """
     known = ~np.isnan(by_draw)
     count = known.sum(0)

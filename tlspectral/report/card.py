@@ -22,7 +22,7 @@ from tlspectral.report.page import Page, card_page
 from tlspectral.selection import Head, head_name, pair_in_table
 from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.same_model import require_same_model
-from tlspectral.tables.schema import require
+from tlspectral.tables.schema import require, require_table
 
 NULL_DRAWS = 30
 """Draws of the null behind the eigenvalues. More draws would make the cloud of points a blot."""
@@ -30,13 +30,21 @@ NULL_DRAWS = 30
 
 @dataclass(frozen=True, repr=False)
 class HeadCard:
-    """The card of one head: a notebook shows it as a page, a terminal as text.
+    """The card of one attention head, made by `tls.report.head_card`: a notebook shows a page, a terminal text.
+
+        heads = tls.analyze_heads(model)
+        card = tls.report.head_card(heads, "L16H0", model=model)  # model: adds eigenvalues
+        Path("L16H0.html").write_text(card.html)
+
+    It only holds what `head_card` was given; it measures nothing and cannot be changed.
 
     Attributes:
         name: name of the head, such as L16H0.
-        sections: what was measured, in the order of the page; each section has `title`, `note`, `body` (HTML) and
-            `text`.
-        html: the page as text, without scripts or requests: `Path("L16H0.html").write_text(card.html)` saves it.
+        sections: what was measured, a tuple in the order of the page. Each section has `title`, `note` (meaning and
+            limits of the numbers), `body` (HTML) and `text`.
+        html: the page as a string of HTML, without scripts or requests.
+
+    Not established: what the head does. `head_card` raises BadHead for a head that the table lacks.
     """
 
     name: str
@@ -61,7 +69,7 @@ def head_card(
     prompt: Any = None,
     **tables: Given,
 ) -> HeadCard:
-    """Show one head on one page: its row in the table, and its rows in further tables.
+    """Show one head on one page: its row in the head table, and its rows in further tables.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -70,31 +78,34 @@ def head_card(
     >>> [section.title for section in card.sections]
     ['Eigenvalues', 'Phase by frequency', 'Row']
 
-    Use it to read all that you measured on a head in one place. `report` shows the same sections for all heads.
+    Use it to read all that you measured on a head in one place. `tls.report.report` makes a page for all heads.
 
     Args:
-        table: table of `analyze_heads` or `tables.join`.
+        table: table of `tls.analyze_heads` or `tls.tables.join`.
         head: "L16H0", (16, 0) or a table row.
-        composition: table of `k_composition(model, head)` for this head, or of `k_composition(model)`.
-        model: the TransformerBridge or HookedTransformer that `table` was made from. It adds the eigenvalues of M over
-            30 draws of their null (FP section 3) and, without `frequencies=`, the phase by frequency.
+        composition: table of `tls.k_composition(model, head)` for this head, or of `tls.k_composition(model)`.
+        model: the TransformerBridge or HookedTransformer that `table` was made from. It adds the eigenvalues of the
+            query-key matrix over 30 random matrices with its singular values and, without `frequencies=`, the phase by
+            frequency.
         prompt: text or token ids [pos], at most 128 tokens. Needs `model`, which runs once with the hooks placed on it;
             the card then shows the head's attention on this prompt.
-        tables: `pairs=`, `kernels=`, `sweep=` and the other tables of `report`, of this head or of more heads.
+        tables: further tables by keyword, each a table or a list, for this head or for more heads: `pairs=` (of
+            `top_pairs`), `kernels=` (`relative_position_kernel`), `prediction=` (`heads.kernel_prediction`),
+            `frequencies=` (`frequency_table`), `positional=` (`positional_symbolic`), `sweep=` (`ablation_sweep`),
+            `edges=` (`edge_effects`), `directions=` (`head_directions`).
 
     Returns:
-        `HeadCard` with `sections` and `html`. Nothing else is measured: a table that you do not give is not on the
-        card.
+        `HeadCard` with `name`, `sections` (a tuple; each has `title, note, body, text`) and `html` (a string).
 
     Raises:
         BadHead: `head` is not a head, or is not in the table.
         ValueError: a table or model has other weights, a table lacks a column, a prompt is given without a model, or
             the prompt has several sequences or more than 128 tokens.
-        TypeError: a keyword is not a table of `report`.
+        TypeError: a keyword is not one of these tables.
         UnsupportedArchitecture, BadWeights: the layer cannot be read, or does not return its attention.
 
-    Not established: more than each table does. Agreement of several tables is not a proof, because they come from the
-    same weights. More: docs/report.md
+    Not established: more than each table does. A table that you do not give is not on the card. Agreement of several
+    tables is not a proof, because they come from the same weights. More: docs/report.md
     """
     require(table, ("layer", "head"), "analyze_heads", name="table of heads")
     pair = pair_in_table(head, table, "the table of heads")
@@ -127,8 +138,8 @@ def head_card(
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:
     """Return the card section with the eigenvalues of M, the query-key matrix W_Q W_K^T of head `pair` (layer, head).
 
-    They are drawn over the eigenvalues of 30 draws of the head's null. `heads` is the head table, for D_head and the
-    seed.
+    They are drawn over the eigenvalues of 30 random matrices with M's singular values. `view` is the view of the model,
+    `heads` the head table, which gives D_head and the seed of the random matrices.
     """
     spectrum = QKOperators(view)[pair].spectrum()
     cloud = null_eigenvalues(
@@ -152,11 +163,14 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
 
 
 def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame) -> Section:
-    """Return the card section about the earlier heads that the keys of head `pair` (layer, head) can read.
+    """Return the card section about the earlier heads whose output the keys of head `pair` (layer, head) can read, from
+    weights.
 
-    `table` is a result of `k_composition`. Raises ValueError if it belongs to another head or other weights.
+    `table` is a result of `k_composition`, `heads` the head table. Raises ValueError if `table` belongs to another head
+    or other weights.
     """
     name = head_name(*pair)
+    require_table(table, f"give the result of tls.k_composition(model, {name!r})", name="composition")
     if "receiver" in table:  # the table of all pairs of heads
         table = table.loc[table["receiver"] == f"{name}.k"]
     require(table, ("layer", "head", "score", "chance", "rank"), f"k_composition(model, {name!r})", name="composition")
@@ -170,7 +184,9 @@ def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame
 
 
 def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Section:
-    """Return the card section with the attention of head `pair` (layer, head) on a prompt, as a drawing and as text."""
+    """Run the model behind `view` on `prompt` (text or token ids), and return the card section with the attention of
+    head `pair` (layer, head): an SVG drawing, and a line of text per query with its strongest key.
+    """
     (weights,), tokens = prompt_patterns(view, {pair[0]: [pair[1]]}, prompt)
     strongest = weights.argmax(1)
     lines = [

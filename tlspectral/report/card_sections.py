@@ -29,18 +29,18 @@ _MINUS = "\N{MINUS SIGN}"
 
 
 class Html(str):
-    """A table cell that is HTML already and must not be escaped."""
+    """A string that is HTML already, so that `listing` does not escape it in a table cell."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a card.
+    """One section of a head's card, as HTML and as text.
 
     Attributes:
         title: heading.
-        note: meaning of the numbers, and what they do not establish.
+        note: meaning of the numbers, and what they do not establish; "" for none.
         body: HTML in which every text from a table is escaped.
         text: the same content as lines of plain text.
         wide: True if the section takes the whole width of the page.
@@ -53,7 +53,7 @@ class Section:
     wide: bool = False
 
     def html(self) -> str:
-        """Return the section as an HTML element."""
+        """Return the section as an HTML string: a section element with heading, note and body."""
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         look = ' class="wide"' if self.wide else ""
         return f"<section{look}><h3>{escape(self.title)}</h3>{note}{self.body}</section>"
@@ -61,10 +61,13 @@ class Section:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a kind of table is checked and shown.
+    """How a kind of table, such as sweeps, is checked and shown on a card.
 
-    plural: its name in messages. made_by: function that makes it. needed: columns. sections: function (head name, rows)
-    that returns sections.
+    Attributes:
+        plural: the kind's name in messages, such as "sweeps".
+        made_by: name of the function that makes such a table.
+        needed: columns that the table must have.
+        sections: function that gets a head's name and its rows of the table (dicts), and returns card sections.
     """
 
     plural: str
@@ -74,9 +77,11 @@ class _Kind:
 
 
 class Evidence:
-    """The rows of all given tables, by kind of table and by head; `report` and `head_card` make their sections from it.
+    """The rows of all further tables of a report or card, by kind of table and by head; `sections` makes a head's card
+    from them.
 
-    Raises ValueError for tables of other heads or weights, and TypeError for a keyword that names no kind of table.
+    `heads` is the head table. `tables` maps kinds such as "sweep" to a table, several tables or None. Raises ValueError
+    for tables of other heads or weights, and TypeError for a name that is not a kind of table.
     """
 
     def __init__(self, heads: pd.DataFrame, tables: Mapping[str, Given]):
@@ -93,13 +98,17 @@ class Evidence:
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
     def rows(self, name: str) -> Mapping[Pair, Rows]:
-        """Return a dict from (layer, head) to the rows of one kind of table, such as "sweep"."""
+        """Return a dict from (layer, head) to the head's rows (dicts) of one kind of table, `name` such as "sweep"; {}
+        if no such table was given.
+        """
         return self._rows.get(name, {})
 
     def columns(self) -> dict[str, dict[Pair, float]]:
-        """Return columns that can colour the grid of heads: a dict from title to {(layer, head): number}.
+        """Return columns of numbers by which the page can colour its grid of heads: a dict from title to {(layer,
+        head): number}.
 
-        There is a column for each part, mode, task and replacement in the given sweeps, scores and predictions.
+        They are effects of removal from sweeps, exclusion indices, and fits of predicted kernels. Each part, mode, task
+        and replacement has its own column.
         """
         columns_by_title: dict[str, dict[Pair, float]] = {}
         for name, (column, title_start) in _COLOURED.items():
@@ -111,8 +120,8 @@ class Evidence:
         return columns_by_title
 
     def sections(self, pair: Pair) -> list[Section]:
-        """Return the sections of one head in the order of the card; tables without rows of this head have no
-        section.
+        """Return the card sections of the head `pair` (layer, head) in the order of the card; a table without rows of
+        this head has no section.
         """
         sections_of_head = []
         for name, kind in _KINDS.items():
@@ -125,10 +134,11 @@ class Evidence:
 def _checked(
     table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
 ) -> list[tuple[Pair, dict[Any, Any]]]:
-    """Check a table of one kind, and return a list of (head, row), where head is (layer, head) and row a dict.
+    """Check a table of one kind against the head table, and return a list of ((layer, head), row), where row is a dict.
 
-    Rows also contain entries of `attrs` such as the task. A row of edges belongs to its receiver; an edge with an
-    effect on a task belongs to all heads that it reaches. `known` are the heads of the head table.
+    `known` are the heads of the head table `heads`; `kind` and its `name`, such as "edges", describe the table. Rows
+    also contain entries of the table's `attrs`, such as the task. A row of edges belongs to the head that receives; an
+    edge with an effect on a task belongs to all heads that it reaches. Raises ValueError for other heads or weights.
     """
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
@@ -152,7 +162,9 @@ def _checked(
 
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
-    """Return the card section with the row of head `pair`: metrics beside their null, then all other columns."""
+    """Return the card section with the row of head `pair` (layer, head) in the head table: metrics next to their null,
+    then all other columns.
+    """
     (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
@@ -178,8 +190,10 @@ def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
 
 
 def composition_section(rows: Rows) -> Section:
-    """Return the card section with the 8 earlier heads that the head's keys can read best, from rows of
-    `k_composition`.
+    """Return the card section with the 8 earlier heads whose output the head's keys can read best: score, chance and
+    rank.
+
+    `rows` are the head's rows of `k_composition`, as dicts.
     """
     best = sorted(rows, key=lambda row: row["rank"])[:_LISTED]
     shown = ("score", "chance", "rank")
@@ -189,7 +203,10 @@ def composition_section(rows: Rows) -> Section:
 
 
 def _pairs(name: str, rows: Rows) -> list[Section]:
-    """Return the card section with text passages where head `name` attends, from rows of `top_pairs`."""
+    """Return [card section] with text passages in which head `name` attends from a query to a key.
+
+    `rows` are the head's rows of `top_pairs`, as dicts.
+    """
     cells = [_chosen(row, "interval", "attention", "kind", "context") for row in rows]
     note = (
         "Text where this head attends: the key is shaded by its attention, the query is underlined. top: the largest "
@@ -212,7 +229,11 @@ def _pairs(name: str, rows: Rows) -> list[Section]:
 
 
 def _shaded(row: Mapping[Any, Any]) -> Html:
-    """Return the text around a pair of `top_pairs` as HTML: the query underlined, the key in one of ten shades."""
+    """Return the text around a query and a key as HTML: the query underlined, the key shaded by its attention in ten
+    steps.
+
+    `row` is a row of `top_pairs`.
+    """
     query, key = (escape(row[f"{side}_token"]) for side in ("query", "key"))
     marked = f"<u>{query}</u>"
     text = escape(row["context"]).replace(escape(f"<{row['query_token']}>"), marked, 1)
@@ -222,7 +243,10 @@ def _shaded(row: Mapping[Any, Any]) -> Html:
 
 
 def _kernel(name: str, rows: Rows) -> list[Section]:
-    """Return the card section with the mean score by distance of the key, from rows of `relative_position_kernel`."""
+    """Return [card section] with the mean attention score by distance of the key, as a drawing and as text.
+
+    `rows` are the rows of head `name` in `relative_position_kernel`, as dicts.
+    """
     best = max(rows, key=lambda row: -np.inf if pd.isna(row["score"]) else row["score"])
     predicted = any(pd.notna(row.get("predicted")) for row in rows)
     note = "Mean attention score before the softmax by offset (position of the key minus the query, in tokens)." + (
@@ -234,8 +258,9 @@ def _kernel(name: str, rows: Rows) -> list[Section]:
 
 
 def _prediction(name: str, rows: Rows) -> list[Section]:
-    """Return the card section that compares the measured kernel with its prediction, from rows of
-    `kernel_prediction`.
+    """Return [card section] that compares the measured mean score by distance with its prediction.
+
+    `rows` are the head's rows of `kernel_prediction`, as dicts; `name` is not shown.
     """
     cells = [
         {**_chosen(row, "r", "peak", "predicted_peak", "band"), "its share": row.get(f"share_{row.get('band')}")}
@@ -249,8 +274,10 @@ def _prediction(name: str, rows: Rows) -> list[Section]:
 
 
 def _frequencies(name: str, rows: Rows) -> list[Section]:
-    """Return the card section with the norms of Im(M_t) and Re(M_t) by rotary frequency, from rows of
-    `frequency_table`.
+    """Return [card section] with the norms of Im(M_t) and Re(M_t), the parts of the query-key matrix by rotary
+    frequency.
+
+    `rows` are the rows of head `name` in `frequency_table`, as dicts.
     """
     largest = max(rows, key=lambda row: row["im_norm"])
     text = (
@@ -262,7 +289,11 @@ def _frequencies(name: str, rows: Rows) -> list[Section]:
 
 
 def _directions(name: str, rows: Rows) -> list[Section]:
-    """Return the card section with words for the head's singular directions, from rows of `head_directions`."""
+    """Return [card section] with words that stand for the singular directions of the head's matrices.
+
+    `rows` are the head's rows of `head_directions`, as dicts. Directions without significant words are counted, not
+    listed. `name`, the head's name, is not shown.
+    """
     sides: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
     for row in rows:
         sides.setdefault((row["kind"], row["direction"], row["side"]), []).append(row)
@@ -280,17 +311,17 @@ def _directions(name: str, rows: Rows) -> list[Section]:
 
 
 def _quoted(row: Mapping[Any, Any]) -> str:
-    """Return the word of a row of `head_directions` in quotes, with a minus sign in front if its loading is
-    negative.
-    """
+    """Return the word in a row of `head_directions` in quotes, behind a minus sign if its loading is negative."""
     sign = _MINUS if row["loading"] < 0 else ""
     return f"{sign}\N{LEFT SINGLE QUOTATION MARK}{row['word']}\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
-    """Return a function that makes the card section `title` from rows of `edge_effects`.
+    """Return a function that gets a head's name and its rows of `edge_effects` (dicts), and returns [card section] with
+    the heading `title`.
 
-    `ends` are the columns that name the other end of an edge, such as "sender".
+    `ends` are the columns that name the other end of an edge, such as "sender". The section lists the 8 largest
+    effects.
     """
 
     def sections(name: str, rows: Rows) -> list[Section]:
@@ -304,7 +335,11 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
 
 
 def _sweep(name: str, rows: Rows) -> list[Section]:
-    """Return the card section with the effects of removing parts of the head, from rows of `ablation_sweep`."""
+    """Return [card section] with the effects of removing parts of the head.
+
+    `rows` are the head's rows of `ablation_sweep`, as dicts: delta is the metric without the part minus the intact
+    metric. `name`, the head's name, is not shown.
+    """
     tested = ("delta_p", "delta_p_floor", "control_delta", "control_p", "control_p_floor")
     shown = ("part", "task", "delta", "± se", *tested, "replace")
     note = (
@@ -314,8 +349,10 @@ def _sweep(name: str, rows: Rows) -> list[Section]:
 
 
 def _positional(name: str, rows: Rows) -> list[Section]:
-    """Return the card section with positional and symbolic scores, from rows of `positional_symbolic`; [] if it has
-    none.
+    """Return [card section] with the head's positional and symbolic scores, or [] if all rows are about single
+    frequencies.
+
+    `rows` are the head's rows of `positional_symbolic`, as dicts. `name`, the head's name, is not shown.
     """
     whole = [row for row in rows if _missing(row.get("frequency"))]
     if not whole:
@@ -359,13 +396,17 @@ _COLOURED = {
 
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
-    """Return some columns of a row as a dict; the column "± se" is the standard error of delta."""
+    """Return the named columns of a row as a dict; the name "± se" stands for the column delta_se. A missing column is
+    None.
+    """
     return {column: row.get("delta_se") if column == "± se" else row.get(column) for column in columns}
 
 
 def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return rows (dicts with equal keys) as (HTML table, plain text), without columns that are missing in every
-    row.
+    """Return rows (dicts with equal keys) as two strings, (HTML table, aligned plain text), without columns that are
+    missing in every row.
+
+    Keys are the headings. Floats have three significant digits.
     """
     columns = [column for column in rows[0] if not all(_missing(row[column]) for row in rows)]
     by_column = [_written(column, [row[column] for row in rows]) for column in columns]
@@ -381,12 +422,14 @@ def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _missing(value: Any) -> bool:
-    """Return whether a cell is None or NaN."""
+    """Return whether a table cell is None or NaN."""
     return bool(pd.isna(value))
 
 
 def _written(column: str, values: list[Any]) -> list[str]:
-    """Return the cells of one column as text: floats with three significant digits, or as whole numbers in `_WHOLE`."""
+    """Return the cells `values` of the column named `column` as a list of texts: floats with three significant digits,
+    or as whole numbers for ranks and the like.
+    """
     decimals = 0 if column in _WHOLE else 4 if column == "± se" else 3
     texts = []
     for value in values:
@@ -399,7 +442,7 @@ def _written(column: str, values: list[Any]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return a cell that is not a float as text: "" if missing, yes or no for booleans."""
+    """Return a table cell that is not a float as text: "" for None or NaN, "yes" or "no" for booleans."""
     if _missing(value):
         return ""
     if isinstance(value, bool | np.bool_):

@@ -20,9 +20,11 @@ _FAINT = 0.005  # attention weights below it are left white
 
 
 def kernel_drawing(rows: Rows, name: str) -> str:
-    """Draw score against offset as SVG, on its own scale, with the prediction dashed. An offset without keys is a gap.
+    """Return an SVG string that draws the mean attention score against the offset of the key, with its prediction
+    dashed.
 
-    `rows` have `offset`, `score` and sometimes `predicted`; `name` is the head, for the label.
+    `rows` are dicts with `offset` (tokens), `score` and sometimes `predicted`; `name` is the head, for the label. An
+    offset without a score is a gap. If no score is finite, the result is the HTML text "not computed".
     """
     rows = sorted(rows, key=lambda row: row["offset"])
     offsets, scores = (np.array([row[column] for row in rows], dtype=float) for column in ("offset", "score"))
@@ -62,10 +64,11 @@ def kernel_drawing(rows: Rows, name: str) -> str:
 
 
 def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndarray, " n"], name: str) -> str:
-    """Draw the eigenvalues `values` of the head `name` in the complex plane, over those of null draws (`cloud`), as
-    SVG.
+    """Return an SVG string with a head's eigenvalues as dots in the complex plane, over the eigenvalues of random
+    matrices.
 
-    Both axes have the same scale.
+    `values` are the head's eigenvalues, `cloud` those of the random matrices, `name` the head. Both axes have the same
+    scale.
     """
     reach = 1.05 * float(max(np.abs(part(np.concatenate([values, cloud]))).max() for part in (np.real, np.imag))) or 1.0
     middle = _SIDE / 2
@@ -89,8 +92,10 @@ def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndar
 
 
 def phase_drawing(rows: Rows, name: str) -> str:
-    """Draw the norms of Im(M_t) and Re(M_t) of each rotary pair as a stacked bar (Im below), as SVG with values on
-    hover.
+    """Return an SVG string with a bar per rotary frequency: the norm of Im(M_t) below, the norm of Re(M_t) on top,
+    values on hover.
+
+    `rows` are dicts with `frequency, wavelength, im_norm, re_norm`; `name` is the head, for the label.
     """
     rows = sorted(rows, key=lambda row: row["frequency"])
     highest = max((row["re_norm"] + row["im_norm"] for row in rows), default=0.0) or 1.0
@@ -121,8 +126,10 @@ def phase_drawing(rows: Rows, name: str) -> str:
 
 
 def attention_drawing(weights: Float[np.ndarray, "pos pos"], tokens: Sequence[str], name: str) -> str:
-    """Draw attention weights [query, key] as SVG: a row per query, a column per key, darker and with a number on
-    hover.
+    """Return an SVG string with attention weights [query, key] as squares: a row per query, a column per key, numbers
+    on hover.
+
+    `tokens` label rows and columns, `name` is the head. Weights below .005 are white.
     """
     shown = [visible(token)[:_LONGEST] for token in tokens]
     cell, count = 15, len(shown)
@@ -151,17 +158,19 @@ def attention_drawing(weights: Float[np.ndarray, "pos pos"], tokens: Sequence[st
 
 
 def visible(token: str) -> str:
-    """Return a token on one line, with marks for spaces, line ends and tabs."""
+    """Return a token as text on one line, with visible marks for spaces, line ends and tabs."""
     return token.replace(" ", "\N{OPEN BOX}").replace("\n", "\N{RETURN SYMBOL}").replace("\t", "\N{RIGHTWARDS ARROW}")
 
 
 def signed(value: float) -> str:
-    """Return a number as short text with a true minus sign."""
+    """Return a number as text with up to six significant digits and a true minus sign."""
     return f"{value:g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _path(across: Float[np.ndarray, " n"], up: Float[np.ndarray, " n"]) -> str:
-    """Return the SVG path through points; a value that is not finite makes a gap."""
+    """Return the `d` attribute of an SVG path through points with pixel coordinates (across, up); a value that is not
+    finite makes a gap.
+    """
     steps, pen = [], "M"
     for x, y in zip(across, up, strict=True):
         if np.isfinite(y):
@@ -171,5 +180,5 @@ def _path(across: Float[np.ndarray, " n"], up: Float[np.ndarray, " n"]) -> str:
 
 
 def _text(x: float | int, y: float | int, content: str, anchor: str) -> str:
-    """Return an SVG text element."""
+    """Return an SVG text element with `content` at the pixels (x, y); `anchor` is start, middle or end."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{content}</text>'

@@ -24,10 +24,11 @@ _IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
 
 
 def head_data(heads: pd.DataFrame) -> str:
-    """Return the table as JSON text that may stand inside a script element.
+    """Return a head table as JSON text for the page's script, with the keys identity, columns (meaning and colour
+    scale), nullMetrics, detectors, values and page (address of the public page).
 
-    Numbers have 6 significant digits. NaN becomes null, infinities the texts "Infinity" and "-Infinity", because JSON
-    has no such numbers.
+    The text may stand inside a script element. Numbers have 6 significant digits. NaN becomes null, infinities the
+    texts "Infinity" and "-Infinity", because JSON has no such numbers.
     """
     numbers = [name for name in heads if name not in _IDENTITY and pd.api.types.is_numeric_dtype(heads[name])]
     data = {
@@ -42,13 +43,13 @@ def head_data(heads: pd.DataFrame) -> str:
 
 
 def script_json(data: Any) -> str:
-    """Return JSON text with "<" escaped, because "<" could end the script element around it."""
+    """Return data as JSON text in which "<" is escaped, because "<" could end the script element around it."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def shown_columns(heads: pd.DataFrame) -> list[str]:
-    """Return the names of numeric columns that a reader can choose, without null means, null deviations and standard
-    errors.
+    """Return the names of the numeric columns that a reader can choose: without names of heads, null means, null
+    standard deviations and standard errors.
     """
     serving = {f"{metric}_null_{part}" for metric in NULL_METRICS for part in ("mean", "std")}
     serving |= {f"{name}_se" for name in DETECTORS}
@@ -57,7 +58,9 @@ def shown_columns(heads: pd.DataFrame) -> list[str]:
 
 
 def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
-    """Return a column's title, meaning, unit and colour scale as a dict for the page's script."""
+    """Return a dict about the column `name` of the head table `heads` for the page's script: title, meaning, unit,
+    whether it has values, bounds and signs, and the mark on its colour scale.
+    """
     known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
         "name": name,
@@ -73,8 +76,8 @@ def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
 
 
 def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
-    """Return the mark on a column's colour scale: the null or chance level, half the width of its band, and its name,
-    or None.
+    """Return the mark on the colour scale of the column `name` of the head table `heads`: a dict with `value` (level of
+    the null or of chance), `reach` (half the width of its band) and `label`. None if it has no such level.
     """
     if name.removesuffix("_z") in NULL_METRICS and name.endswith("_z"):
         return {"value": 0.0, "reach": BAND_DEVIATIONS, "label": "null"}
@@ -86,8 +89,8 @@ def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
 
 
 def detector_chance(heads: pd.DataFrame, name: str) -> float | dict[str, float] | None:
-    """Return the chance level of a detector: a number, a dict by layer ("L3") if windows differ, or None if not
-    recorded.
+    """Return the chance level of the detector `name`, such as "prev": an attention probability, a dict by layer ("L3")
+    if attention windows differ, or None if the table does not record it.
     """
     detectors = heads.attrs.get("detectors")
     chance = detectors.get("chance") if isinstance(detectors, dict) else None
@@ -98,7 +101,7 @@ def detector_chance(heads: pd.DataFrame, name: str) -> float | dict[str, float] 
 
 
 def _identity(column: pd.Series) -> list[Any]:
-    """Return a column such as layer or name as a list: int for whole numbers, otherwise text, with None for missing
+    """Return a column such as layer or name as a list for JSON: int for whole numbers, otherwise text, None for missing
     values.
     """
     if pd.api.types.is_integer_dtype(column):
@@ -107,7 +110,9 @@ def _identity(column: pd.Series) -> list[Any]:
 
 
 def _cells(column: pd.Series) -> list[float | str | None]:
-    """Return a numeric column as rounded JSON values."""
+    """Return a numeric column as a list for JSON: numbers with 6 significant digits, None for NaN, "Infinity" or
+    "-Infinity".
+    """
     numbers: Float64[np.ndarray, " heads"] = column.to_numpy(np.float64, na_value=np.nan)
     cells: list[float | str | None] = []
     for number in numbers.tolist():
@@ -119,5 +124,5 @@ def _cells(column: pd.Series) -> list[float | str | None]:
 
 
 def _rounded(value: float) -> float:
-    """Return a number with 6 significant digits."""
+    """Return a number rounded to 6 significant digits."""
     return float(f"{value:.{_DIGITS}g}")

@@ -10,17 +10,21 @@ from typing import Any
 
 
 def page_address(attrs: Mapping[Any, Any]) -> str | None:
-    """Return the address of the public pages of a model's heads, with `{layer}` and `{head}` to fill in, or None.
+    """Return the address of the public web pages about a model's heads, with `{layer}` and `{head}` to fill in, or None
+    if the model has none.
 
-    The model is `attrs["model"]`, with or without the owner's name. Revisions such as training checkpoints have no
-    pages. Nothing is requested from a network.
+    `attrs` are the `attrs` of a head table. The model is `attrs["model"]`, with or without the owner's name. Revisions
+    such as training checkpoints have no pages. Nothing is requested from a network.
     """
     known, name = _pages(), str(attrs.get("model")).lower()
     return None if attrs.get("revision") not in (None, "main") else known.get(name)
 
 
 def page_link(attrs: Mapping[Any, Any], pair: tuple[int, int]) -> str:
-    """Return a line of HTML with a link to the head's public page, or "" if none is known."""
+    """Return an HTML paragraph with a link to the public page of head `pair` (layer, head), or "" if none is known.
+
+    `attrs` are the `attrs` of a head table, which name the model.
+    """
     address = page_address(attrs)
     if address is None:
         return ""
@@ -34,7 +38,9 @@ LINKED = "Its public page: where it attends on another text, without errors or c
 
 @cache
 def _pages() -> dict[str, str]:
-    """Return a dict from model name in lower case to address, each model with and without its owner's name."""
+    """Return a dict from model name in lower case to address of its heads' public pages, each model with and without
+    its owner's name.
+    """
     text = files("tlspectral.report").joinpath("head_pages.txt").read_text(encoding="utf-8")
     lines = [line.split("|") for line in text.splitlines() if line and not line.startswith("#")]
     pages = {name.strip().lower(): address.strip() for name, address in lines}

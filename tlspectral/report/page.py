@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.measured_wall import Wall
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
@@ -42,7 +43,7 @@ _NEEDED = ("layer", "head", "dir_frac", "D_head")
 
 
 class Page(str):
-    """The HTML of a page. A notebook shows it in a frame, without a request."""
+    """A string with the HTML of a page. A notebook shows it in a frame; nothing is requested from a network."""
 
     __slots__ = ()
 
@@ -52,6 +53,7 @@ class Page(str):
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def report(
     table: pd.DataFrame,
     path: str | os.PathLike[str] | None = None,
@@ -59,38 +61,40 @@ def report(
     walls: Wall | Sequence[Wall] | None = None,
     **tables: Given,
 ) -> Page:
-    """Make one self-contained HTML page about a table of heads.
+    """Make one self-contained HTML page about a table of heads, for a browser.
 
     >>> import tempfile, tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
     >>> heads = tls.analyze_heads(model, null_draws=10)
     >>> kernels = tls.relative_position_kernel(model)
-    >>> page = tls.report.report(heads, f"{tempfile.mkdtemp()}/report.html", kernels=kernels)
+    >>> path = f"{tempfile.mkdtemp()}/report.html"
+    >>> page = tls.report.report(heads, path, kernels=kernels)
     >>> "<h2>Which heads do what</h2>" in page
     True
 
-    Use it to look through a model, or to send results to others. The page shows all heads on the sentences of `walls`,
-    the strongest heads of each detector, a grid of heads coloured by any column, the plane of dir_frac and D_head,
-    kernels, nulls, statuses and provenance. A click on a head opens its card with its rows of the other tables.
+    Use it to look through a model, or to send results to others. The page shows the strongest heads of each detector, a
+    grid of heads coloured by any column, the plane of dir_frac and D_head, kernels, nulls, statuses, provenance and,
+    with `walls`, all heads on a sentence. A click on a head opens its card with its rows of the other tables.
 
     Args:
-        table: table of `analyze_heads` or `tables.join`, with `layer, head, dir_frac, D_head`. All other columns are
-            shown too.
-        path: file to write; None (default) writes no file.
-        walls: result of `tls.hooks.wall` or a list of them, at most 1 MB each.
-        tables: tables of the same model, each one table or a list:
+        table: table of `tls.analyze_heads` or `tls.tables.join`, with `layer, head, dir_frac, D_head`. All other
+            columns are shown too.
+        path: file to write. Default: no file.
+        walls: result of `tls.hooks.wall` (attention of all heads on a sentence, and the change of the answer without
+            each head), or a list of them, at most 1 MB each.
+        tables: tables of the same model, each a table or a list:
             - `pairs=` of `top_pairs`, `kernels=` of `relative_position_kernel`, `prediction=` of
               `heads.kernel_prediction`
             - `frequencies=` of `frequency_table`, `positional=` of `positional_symbolic`, `sweep=` of `ablation_sweep`
             - `edges=` of `edge_effects`, `directions=` of `head_directions`
 
     Returns:
-        `Page`, the HTML as a string, which a notebook shows as the page.
+        `Page`, the HTML as a string; the last line of a notebook cell shows it. Numbers keep the units of their tables.
 
     Raises:
         ValueError: `table` lacks a column or has no rows, a layer or head is not a whole number, a head has two rows, a
             table or wall has other heads or weights, or a sentence is too long for the page.
-        TypeError: another keyword than these.
+        TypeError: a keyword is not one of these tables, or `walls` has something else than walls.
         FileNotFoundError: the folder of `path` does not exist.
         OSError: the disk is full; the message names `path`, and an older page stays.
 
@@ -106,7 +110,10 @@ def report(
 
 
 def card_page(pair: tuple[int, int], heads: pd.DataFrame, sections: list[Section]) -> Page:
-    """Return the page of one head's card, which has no script."""
+    """Return the HTML page with the card of head `pair` (layer, head): a header and its sections. It has no script.
+
+    `heads` is the head table, for the model's name and the link to the head's public page.
+    """
     style, name = _part("style.css"), head_name(*pair)
     body = "".join(section.html() for section in sections)
     return Page(
@@ -120,20 +127,23 @@ def card_page(pair: tuple[int, int], heads: pd.DataFrame, sections: list[Section
 
 
 def _policy(style: str, script: str | None = None) -> str:
-    """Return the content security policy of a page: it allows the page's own style and script, and no requests."""
+    """Return the content security policy of a page as text for a meta tag: it allows this `style` and `script` (their
+    text, by hash; None for no script), and no requests.
+    """
     scripts = "" if script is None else f"script-src {_fingerprint(script)}; "
     policy = f"default-src 'none'; {scripts}style-src {_fingerprint(style)}; img-src data:; base-uri 'none'; "
     return escape(policy + "form-action 'none'", quote=False)
 
 
 def _model(heads: pd.DataFrame) -> str:
-    """Return the model's name from the table, or "unnamed model"."""
+    """Return the model's name from the `attrs` of the head table, or "unnamed model"."""
     return str(heads.attrs.get("model") or "unnamed model")
 
 
 def _checked(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return a checked copy of the table: new index, text as column names, whole numbers as layers and heads, a name
-    per row.
+    """Return a checked copy of a head table: new index, text as column names, layers and heads as int, a name per row.
+
+    Raises ValueError if a needed column is missing, a layer or head is not a whole number, or a head has two rows.
     """
     require(heads, _NEEDED, "analyze_heads")
     table = heads.reset_index(drop=True)
@@ -150,7 +160,12 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
-    """Return the HTML of the page: the template filled with all sections."""
+    """Return the HTML of the report, a page with all heads: the template filled with all sections, from the head table,
+    the further tables and the walls.
+
+    `evidence` holds the rows of the further tables. A wall is the attention of all heads on one sentence, with the
+    effects of removing each head.
+    """
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
     script += _part("wall.js") if walls else ""
     revision, kernels = heads.attrs.get("revision"), evidence.rows("kernels")
@@ -180,8 +195,10 @@ def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
 
 
 def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
-    """Return the head table with further columns from the tables in `evidence`, by which the page's grid can be
+    """Return a copy of the head table with further columns, such as effects of removal, by which the page's grid can be
     coloured.
+
+    The columns come from the further tables in `evidence`; a head without a value has NaN.
     """
     pairs = list(zip(heads["layer"], heads["head"], strict=True))
     more = {title: [by_head.get(pair, np.nan) for pair in pairs] for title, by_head in evidence.columns().items()}
@@ -191,8 +208,9 @@ def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
 
 
 def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
-    """Return a script element with the cards of all heads as JSON, which the page's script opens; "" if there are no
-    cards.
+    """Return an HTML script element with a JSON dict from head name to the HTML of its card; "" if no head has a card.
+
+    `heads` is the head table, `evidence` the rows of the further tables, from which cards are made.
     """
     bodies = {
         f"L{layer}H{head}": "".join(section.html() for section in sections)
@@ -203,10 +221,10 @@ def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the text of a file in this folder, such as "style.css"."""
+    """Return the text of the file `name` in the package's folder `report`, such as "style.css"."""
     return files("tlspectral.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _fingerprint(source: str) -> str:
-    """Return the hash of a style or script, in the form that a content security policy needs."""
+    """Return the SHA-256 of a style or script as text in the form of a content security policy, 'sha256-...'."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

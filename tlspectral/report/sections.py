@@ -21,13 +21,17 @@ _MOST_DRAWN = 24  # kernels
 
 
 def counts(heads: pd.DataFrame) -> str:
-    """Return a sentence with the number of heads and layers."""
+    """Return a sentence with the number of heads and layers in a head table."""
     layers = heads["layer"].nunique()
     return f"{len(heads):,} heads in {layers:,} layer{'s' * (layers != 1)}."
 
 
 def detector_tables(heads: pd.DataFrame) -> str:
-    """Return HTML tables of the five strongest heads of each detector, with standard errors, D_head and its null."""
+    """Return an HTML string with a table per detector: its five strongest heads, their scores, standard errors, D_head
+    and its null.
+
+    "" if the head table has no detector scores.
+    """
     if not _has_detectors(heads):
         return ""
     return "".join(
@@ -37,12 +41,14 @@ def detector_tables(heads: pd.DataFrame) -> str:
 
 
 def _has_detectors(heads: pd.DataFrame) -> bool:
-    """Return whether the table has any detector score."""
+    """Return whether the head table has a value in any detector column (prev, dup, ind)."""
     return any(name in heads and heads[name].notna().any() for name in DETECTORS)
 
 
 def _detector_table(heads: pd.DataFrame, name: str) -> str:
-    """Return the HTML table of the five strongest heads of the detector `name`, such as "prev"."""
+    """Return an HTML table of the five heads with the highest score of the detector `name`, such as "prev", or the HTML
+    text "not computed".
+    """
     rows = [
         {
             "head": _head_link(row),
@@ -58,20 +64,24 @@ def _detector_table(heads: pd.DataFrame, name: str) -> str:
 
 
 def _top_heads(heads: pd.DataFrame, detector: str) -> list[dict[Any, Any]]:
-    """Return the rows of the five strongest heads of a detector, strongest first; empty without its scores."""
+    """Return the rows (dicts) of the five heads with the highest score of a detector, highest first; [] if the head
+    table lacks its column.
+    """
     if detector not in heads:
         return []
     return heads.dropna(subset=[detector]).nlargest(_TOP_HEADS, detector).to_dict("records")
 
 
 def _head_link(row: Mapping[Any, Any]) -> Html:
-    """Return the head's name in a table row as a link, which selects the head in the grid and the plane."""
+    """Return an HTML link with the head's name, which selects the head in the page's grid and plane; `row` is its row
+    of the head table.
+    """
     return Html(f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>')
 
 
 def detector_note(heads: pd.DataFrame) -> str:
-    """Return sentences that explain the detector tables: the detectors' prompts, the chance level, and D_head with its
-    null.
+    """Return sentences for the page that explain the detector tables: on which prompts heads were scored, the chance
+    level, and the columns D_head and null.
     """
     if not _has_detectors(heads):
         return "This table has no detector scores, so it does not show what the heads attend to."
@@ -91,7 +101,9 @@ def detector_note(heads: pd.DataFrame) -> str:
 
 
 def _chance_note(heads: pd.DataFrame) -> str:
-    """Return a sentence with the chance levels, by layer if windows differ; "" if they are not recorded."""
+    """Return a sentence with the detectors' chance levels, by layer if attention windows differ; "" if the head table
+    does not record them.
+    """
     levels = {name: _level(level) for name in DETECTORS if (level := detector_chance(heads, name)) is not None}
     if len(set(levels.values())) == 1:
         return f"Chance is {levels.popitem()[1]}."
@@ -99,7 +111,9 @@ def _chance_note(heads: pd.DataFrame) -> str:
 
 
 def _level(level: float | dict[str, float]) -> str:
-    """Return a chance level with three decimals; for a dict, each level with its layers."""
+    """Return a chance level as text with three decimals; for a dict by layer, each level with its layers, such as
+    "0.031 in L0 L1".
+    """
     if not isinstance(level, dict):
         return f"{level:.3f}"
     layers: dict[str, list[str]] = {}
@@ -109,7 +123,9 @@ def _level(level: float | dict[str, float]) -> str:
 
 
 def null_table(heads: pd.DataFrame) -> str:
-    """Return an HTML table that compares the heads with their nulls, one row per metric that has a null."""
+    """Return an HTML table with a row per metric that has a null: median over heads, median null mean ± 2 sd, and how
+    many heads lie below, inside or above the central 95 % of their own null draws.
+    """
     rows = []
     for metric in NULL_METRICS:
         band = null_band(heads, metric)
@@ -126,8 +142,8 @@ def null_table(heads: pd.DataFrame) -> str:
 
 
 def statuses(heads: pd.DataFrame) -> str:
-    """Return an HTML table of the column status: number of heads per status, and the names of heads whose status is not
-    ok.
+    """Return an HTML table with a row per value of the column status: the number of heads and, unless it is ok, their
+    names.
     """
     if "status" not in heads:
         return _NOT_COMPUTED
@@ -142,13 +158,15 @@ def statuses(heads: pd.DataFrame) -> str:
 
 
 def provenance(attrs: Mapping[Any, Any]) -> str:
-    """Return the table's `attrs` as HTML, under their own names."""
+    """Return HTML with a line per entry in the `attrs` of the head table: model, settings, versions."""
     shown = {str(key): value for key, value in attrs.items() if key != "columns"} or {"provenance": "not recorded"}
     return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(said(value))}</dd></div>" for key, value in shown.items())
 
 
 def said(value: Any) -> str:
-    """Return a value of `attrs` as text on one line."""
+    """Return a value from a table's `attrs` as text on one line: floats with three significant digits, lists and dicts
+    without brackets.
+    """
     if isinstance(value, dict):
         return ", ".join(f"{key} {said(item)}" for key, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
@@ -159,7 +177,9 @@ def said(value: Any) -> str:
 
 
 def column_meanings(heads: pd.DataFrame) -> str:
-    """Return an HTML table with the meanings of the table's columns."""
+    """Return an HTML table with a row per column of the head table: meaning, unit and range, source, and what it does
+    not establish.
+    """
     known = {**COLUMNS, **columns_of(heads.attrs)}
     rows = []
     for name in map(str, heads):
@@ -177,10 +197,10 @@ def column_meanings(heads: pd.DataFrame) -> str:
 
 
 def kernel_figures(kernels: Mapping[tuple[int, int], Rows], heads: pd.DataFrame) -> str:
-    """Return HTML drawings of `kernels`, a dict from (layer, head) to rows, for each detector's strongest heads, at
-    most 24.
+    """Return HTML with a drawing of mean score by distance for each of the strongest heads per detector, at most 24.
 
-    If none of these heads has a kernel, the first heads of `kernels` are drawn.
+    `kernels` is a dict from (layer, head) to rows of `relative_position_kernel`, `heads` the head table. If no strong
+    head has a kernel, the first heads of `kernels` are drawn.
     """
     leading = [(row["layer"], row["head"]) for detector in DETECTORS for row in _top_heads(heads, detector)]
     chosen = ([pair for pair in dict.fromkeys(leading) if pair in kernels] or list(kernels))[:_MOST_DRAWN]

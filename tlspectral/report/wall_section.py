@@ -26,8 +26,11 @@ _DIGITS = 5  # significant digits of probabilities and effects
 
 
 def listed_walls(walls: Wall | Sequence[Wall] | None) -> list[Wall]:
-    """Return the given walls as a list; None gives an empty list. Raises TypeError for anything else."""
-    listed = [] if walls is None else [walls] if isinstance(walls, Wall | pd.DataFrame) else list(walls)
+    """Return the given walls as a list; None gives an empty list. Raises TypeError for anything else.
+
+    A wall is a result of `tls.hooks.wall`: attention of all heads on one sentence, and effects of removing each head.
+    """
+    listed = [] if walls is None else list(walls) if isinstance(walls, list | tuple) else [walls]
     for wall in listed:
         if not isinstance(wall, Wall):
             raise TypeError(
@@ -37,7 +40,9 @@ def listed_walls(walls: Wall | Sequence[Wall] | None) -> list[Wall]:
 
 
 def require_room(wall: Wall) -> None:
-    """Raise ValueError if the attention of all heads on this sentence takes more than the page has room for (1 MB)."""
+    """Raise ValueError if the attention of all heads on the wall's sentence takes more than 1 MB, the room of the page;
+    the message names the largest number of tokens.
+    """
     n_heads, n_tokens = len(wall.heads), len(wall.tokens)
     room = MOST_BYTES * 3 // 4 * 9 // 10 // n_heads  # 3/4 because of base64, 9/10 because other numbers need a tenth
     if int(wall.seen.sum()) > room:
@@ -49,7 +54,12 @@ def require_room(wall: Wall) -> None:
 
 
 def wall_html(heads: pd.DataFrame, walls: list[Wall]) -> str:
-    """Return the section as plain HTML, which the page's script draws into; "" without walls."""
+    """Return HTML with the section about sentences: a frame into which the page's script draws, and a table of effects
+    per wall.
+
+    A wall is the attention of all heads on one sentence, with the effects of removing each head. `heads` is the head
+    table. "" without walls.
+    """
     if not walls:
         return ""
     tables = "".join(_as_text(heads, wall) for wall in walls)
@@ -58,8 +68,11 @@ def wall_html(heads: pd.DataFrame, walls: list[Wall]) -> str:
 
 
 def _as_text(heads: pd.DataFrame, wall: Wall) -> str:
-    """Return a wall (all heads on a sentence) as HTML text: the sentence, the answer, and a table of the largest
-    changes.
+    """Return HTML about one wall: the sentence as a heading, a note about the answer, and a table of the 12 heads with
+    the largest changes.
+
+    A wall is the attention of all heads on one sentence, with the change of the answer when each head is removed. If no
+    head was removed, the HTML has the heading and the reason. `heads` is the head table, for the heads' kinds.
     """
     title = f"<h4>{escape(wall.sentence)}</h4>"
     if wall.removal is None:
@@ -83,8 +96,8 @@ def _as_text(heads: pd.DataFrame, wall: Wall) -> str:
 
 
 def answer_note(removal: Removal) -> str:
-    """Return sentences about the answer: its token or metric, its value with all heads, and whether changes have
-    errors.
+    """Return sentences (text) about the model's answer in `removal`, the effects of removing each head: its token or
+    the task's metric, the value with all heads, and whether changes have standard errors.
     """
     if not removal.of_task:
         return (
@@ -100,24 +113,28 @@ def answer_note(removal: Removal) -> str:
 
 
 def shown(token: str) -> str:
-    """Return a token in quotes, with marks for line ends and tabs."""
+    """Return a token in quotes, with visible marks for line ends and tabs."""
     marks = {"\n": "\N{RETURN SYMBOL}", "\t": "\N{RIGHTWARDS ARROW TO BAR}", "\r": "\N{RETURN SYMBOL}"}
     seen = "".join(marks.get(letter, letter) for letter in token)
     return f"\N{LEFT DOUBLE QUOTATION MARK}{seen}\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
 def _kinds(heads: pd.DataFrame, wall: Wall) -> list[str]:
-    """Return a list with the name of the detector that frames each head of a wall, "" for heads without a frame."""
+    """Return a list with an entry per head of a wall: the detector with its largest score, such as "prev", or "" if no
+    score in the head table reaches .3.
+    """
     scores = {(row["layer"], row["head"]): row for row in heads.to_dict("records")}
     pairs = zip(wall.heads["layer"], wall.heads["head"], strict=True)
     return [framed_kind(scores.get(pair, {})) for pair in pairs]
 
 
 def wall_scripts(heads: pd.DataFrame, walls: list[Wall]) -> str:
-    """Return the data of the section as JSON script elements: one for all sentences together, then one per sentence.
+    """Return HTML script elements with the walls' data as JSON: one for all sentences together, then one per sentence;
+    "" without walls.
 
-    Raises ValueError if a wall has other weights than the table or other heads than the first wall, or its sentence is
-    too long.
+    A wall is the attention of all heads on one sentence, with the effects of removing each head. `heads` is the head
+    table. Raises ValueError if a wall has other weights than the table or other heads than the first wall, or its
+    sentence is too long.
     """
     if not walls:
         return ""
@@ -148,13 +165,15 @@ def wall_scripts(heads: pd.DataFrame, walls: list[Wall]) -> str:
 
 
 def _short(wall: Wall) -> str:
-    """Return the sentence, with the number of prompts if it belongs to a task."""
+    """Return the wall's sentence as text, with the number of prompts if effects are means over a task's prompts."""
     prompts = "" if wall.removal is None or not wall.removal.of_task else f" ({wall.removal.n_prompts} prompts)"
     return wall.sentence + prompts
 
 
 def _sentence(wall: Wall) -> dict[str, Any]:
-    """Return the data of one wall (a sentence, its attention, its removals) as a dict for the page's script."""
+    """Return the data of one wall as a dict for the page's script: tokens, attention as base64 bytes, attention sinks,
+    a note, and effects of removing each head (None if no head was removed).
+    """
     of_layer = wall.heads.drop_duplicates("layer")
     sinks = {
         str(row["layer"]): [int(row["second_sink"]), _rounded(np.array([row["second_sink_share"]]))[0]]
@@ -174,7 +193,9 @@ def _sentence(wall: Wall) -> dict[str, Any]:
 
 
 def _removed(removal: Removal) -> dict[str, Any]:
-    """Return the answer's changes without each head as a dict for the page's script."""
+    """Return the effects of removing each head as a dict for the page's script: watched tokens with their
+    probabilities, intact and without each head, and the columns of `removal.effects`.
+    """
     texts = list(dict.fromkeys(token for token, _ in removal.top))
     effects = {name: _rounded(removal.effects[name].to_numpy(np.float64)) for name in removal.effects}
     return {
@@ -194,5 +215,5 @@ def _removed(removal: Removal) -> dict[str, Any]:
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:
-    """Return numbers with 5 significant digits, NaN as None."""
+    """Return numbers as a list for JSON, with 5 significant digits and None for NaN."""
     return [None if np.isnan(value) else float(f"{value:.{_DIGITS}g}") for value in values]

@@ -38,7 +38,14 @@ _EMBEDDING_HOOK = "tlspectral_embedding_hook"  # attribute with the handle of th
 
 
 class _Table(NamedTuple):
-    """Stand-in for `cos`: the model's cos table, its rotation function, the tokens' positions, the learned module."""
+    """Stand-in for the argument `cos` of a rotation function, which carries what the learned rotation needs.
+
+    Attributes:
+        cos: the model's cos table.
+        own: the model's rotation function.
+        positions: of the tokens [batch, pos].
+        rotary: the module with the layer's learned rotation.
+    """
 
     cos: Tensor
     own: Callable[..., Any]
@@ -47,7 +54,15 @@ class _Table(NamedTuple):
 
 
 class RotatedAttention(Swapped):
-    """Attention module of transformers that also applies the rotation of its `spectral` module to queries and keys."""
+    """Attention module of a Hugging Face model that also applies the learned rotation `spectral`.
+
+    `swap` gives its methods to the model's own attention module.
+
+    Attributes:
+        spectral: the module with the learned rotation.
+        rotated_forward: the module's forward pass, with the learned rotation behind its own.
+        own_rotation: the model's function that rotates queries and keys.
+    """
 
     spectral: SpectralRoPE
     rotated_forward: Callable[..., Any]
@@ -55,7 +70,11 @@ class RotatedAttention(Swapped):
 
     @classmethod
     def more(cls, own: type) -> dict[str, Any]:
-        """Return attributes for the subclass of an attention class: a forward pass with `_rotated`, its rotation."""
+        """Return a dict of attributes for a subclass of the attention class `own`.
+
+        `rotated_forward` is its forward pass with `_rotated` as rotation, `own_rotation` its original rotation. Raises
+        UnsupportedArchitecture if the class does not call `apply_rotary_pos_emb`.
+        """
         forward = inspect.unwrap(own.forward)
         if _ROTATION not in forward.__code__.co_names:
             raise UnsupportedArchitecture(
@@ -68,9 +87,9 @@ class RotatedAttention(Swapped):
         return {"rotated_forward": rotated, "own_rotation": staticmethod(forward.__globals__[_ROTATION])}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the attention module's forward pass with learned rotations.
+        """Run the attention module's forward pass with learned rotations and return its outputs.
 
-        Raises UnsupportedArchitecture if its layer does not pass positions.
+        Raises UnsupportedArchitecture if its layer does not pass token positions.
         """
         tables, positions = kwargs.get("position_embeddings"), kwargs.get("position_ids")
         if tables is None or positions is None:
@@ -84,7 +103,9 @@ class RotatedAttention(Swapped):
 
 
 class SpectralPreTrained(Swapped):
-    """Methods of a Hugging Face model made by `to_spectral`, whose attention modules hold learned rotations."""
+    """Methods of a Hugging Face model that `to_spectral` has made; its attention modules hold the learned rotations.
+    `base`: the model from which it was made.
+    """
 
     base: Any
     get_input_embeddings: Callable[[], nn.Module]
@@ -93,29 +114,33 @@ class SpectralPreTrained(Swapped):
 
     @property
     def spectral(self) -> nn.ModuleDict:
-        """The `SpectralRoPE` modules, by layer."""
+        """The `SpectralRoPE` modules, as a ModuleDict from the layer's number (as text)."""
         return nn.ModuleDict(
             {str(module.layer_idx): module.spectral for module in self.modules() if _is_rotated(module)}
         )
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the learnable frequencies, phases and gains, without the weights."""
+        """Return an iterator over the learnable frequencies, phases and gains of all layers, without the model's
+        weights.
+        """
         return self.spectral.parameters()
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Write the spectral parameters to a folder, with the name of the base or its weights (see `save_with_base`).
+        """Write the spectral parameters to the folder `save_directory`, which `tls.load_model(folder)` reads.
 
-        Other arguments are ignored. Raises FileExistsError if the folder holds another model, OSError if the disk is
-        full.
+        The folder also gets the name of the model they belong to or, if its weights have changed, these weights. Other
+        arguments are ignored. Raises FileExistsError if the folder holds another model, OSError if the disk is full.
         """
         save_with_base(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict; tensors of a file of `save_pretrained` go to the spectral parameters.
+        """Load into this model, in place, a state dict of the whole model, or the spectral parameters that
+        `save_pretrained` wrote.
 
-        Raises RuntimeError for such a file if it was saved for other weights. The comparison is skipped if weights were
-        stored beside the parameters and `strict=False`, because a Trainer then loads parameters and weights one after
-        the other.
+        Returns torch's report of missing and unexpected keys. Raises RuntimeError if the spectral parameters were saved
+        for other weights. This check is skipped if weights were stored beside the parameters and `strict=False`,
+        because a Trainer then loads parameters and weights one after the other. `assign`: True takes the given tensors
+        instead of copying their values.
         """
         if IDENTITY not in state_dict:
             return self.own.load_state_dict(self, state_dict, strict=strict, assign=assign)
@@ -132,11 +157,12 @@ class SpectralPreTrained(Swapped):
         return loaded
 
     def _trains_weights(self) -> bool:
-        """Return whether a weight other than the spectral parameters requires a gradient."""
+        """Return True if a weight of this model (not a spectral parameter) requires a gradient."""
         return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Enable gradient checkpointing, and make the embedding output require a gradient.
+        """Enable gradient checkpointing on this model in place, with the arguments of its own method, and make the
+        embedding output require a gradient.
 
         Reentrant checkpointing of frozen weights needs this gradient.
         """
@@ -157,10 +183,12 @@ class SpectralPreTrained(Swapped):
 
 
 def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE], *, shared: bool) -> Any:
-    """Return a copy of a Hugging Face model with the spectral modules of `layers` in its attention modules.
+    """Return a copy of a Hugging Face model whose attention modules apply the learned rotations in `layers`.
 
-    `view`: view of a bridge made from the model. `shared`: the copy uses the model's own weights, frozen. Raises
-    UnsupportedArchitecture if the attention does not rotate by `apply_rotary_pos_emb`.
+    `view`: view of a bridge made from the model. `layers`: `SpectralRoPE` modules by layer; the copy uses these
+    objects. `shared`: True if the copy uses the model's own weight tensors, which are frozen; False copies them. The
+    given model keeps its modules; it is stored as `base` of the copy. Raises UnsupportedArchitecture if the attention
+    does not call `apply_rotary_pos_emb`.
     """
     copied = copy_of_object(model, str(model.config._name_or_path or type(model).__name__), shared=shared)
     for parameter in copied.parameters():
@@ -179,9 +207,10 @@ def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, Spectra
 
 
 def avoid_lost_cache_of_object(model: Any, tokens: Int64[Tensor, "1 pos"]) -> None:
-    """Compare a step with key/value cache to an uncached pass; if they differ, switch the cache off and warn.
+    """Switch a spectral model's key/value cache off, with a warning, if a step with cache differs from a pass without.
 
-    `tokens`: the prompt on which both are run.
+    In this case the model is changed in place: `use_cache` is set to False in its config and generation config.
+    `tokens`: ids of the prompt on which both are run.
     """
     held = HeldLayers([layer for layer in model.modules() if any(map(_is_rotated, layer.children()))])
     with evaluating(model), torch.no_grad():
@@ -222,19 +251,24 @@ def is_spectral_object(model: Any) -> bool:
 
 
 def _ask_for_gradient(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Make the output of the embeddings require a gradient; a forward hook."""
+    """Make the output of the embeddings require a gradient; it is a forward hook and changes `output` in place.
+    `module` and `inputs` are not used.
+    """
     output.requires_grad_(True)
 
 
 def _is_rotated(module: Any) -> bool:
-    """Return whether a module is an attention module with a learned rotation."""
+    """Return whether `module` is an attention module that `swap` has given a learned rotation."""
     return is_swapped(module, RotatedAttention)
 
 
 def _rotated(q: Tensor, k: Any, cos: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys as the model does, then by the learned rotation; stands in for `apply_rotary_pos_emb`.
+    """Return (queries, keys), rotated as the model does, then by the learned rotation.
 
-    `cos` is a `_Table`. Raises UnsupportedArchitecture if the attention rotates queries and keys in two calls.
+    It stands in for the function `apply_rotary_pos_emb` of a model. `q`, `k`: queries and keys. `cos`: a `_Table` with
+    the model's cos table and the learned rotation. `args`, `kwargs`: the model's further arguments, such as its sin
+    table. Raises UnsupportedArchitecture if `cos` is a tensor, because the attention then rotates queries and keys in
+    two calls.
     """
     if isinstance(cos, Tensor):
         raise UnsupportedArchitecture(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, UnsupportedArchitecture
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.damage import refusing
@@ -19,16 +20,22 @@ from tlspectral.spectral_rope.saving import SPECTRAL_CONFIG, parameters_file, re
 from tlspectral.spectral_rope.spectral_file import HOOKED, options_of, read_file, spectral_file_of
 from tlspectral.spectral_rope.weights_identity import require_identity
 
+_GIVE_ITS_MODEL = "Give the model on which the parameters were learned"
 
+
+@checked_settings
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
-    """Make a spectral model from an ordinary model and a file of `save_spectral`.
+    """Put saved spectral parameters into an ordinary model and return the spectral model.
 
     >>> import tlspectral as tls, tempfile
     >>> from tlspectral.spectral_rope import load_spectral, save_spectral
-    >>> model, file = tls.load_model("tiny-rope"), f"{tempfile.mkdtemp()}/learned.safetensors"
+    >>> model = tls.load_model("tiny-rope")
+    >>> file = f"{tempfile.mkdtemp()}/learned.safetensors"
     >>> save_spectral(tls.to_spectral(model), file)
     >>> type(load_spectral(model, file)).__name__
     'SpectralModel'
+
+    Use it with a file of `save_spectral`, which has learned rotary frequencies, phases and gains without weights.
 
     Args:
         model: the ordinary model on which the parameters were learned, of TransformerLens or Hugging Face. It is not
@@ -36,7 +43,8 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
         path: the file, or the folder written by `save_pretrained`.
 
     Returns:
-        The result of `to_spectral(model)` with the parameters of the file.
+        A `SpectralModel` (or a Hugging Face model of the model's own class), as `to_spectral(model)` makes it, with the
+            parameters of the file.
 
     Raises:
         TypeError: `path` is not a path, for example a model in its place.
@@ -67,32 +75,35 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     try:
         spectral = to_spectral(model, **record)
     except (BadHead, UnsupportedArchitecture, ValueError) as error:
-        raise IncompatibleCheckpoint(f"{path} does not fit this model: {error}") from error
+        raise IncompatibleCheckpoint(
+            f"{path} does not fit this model: {str(error).rstrip('.')}. {_GIVE_ITS_MODEL}"
+        ) from error
     try:
         spectral.spectral.load_state_dict(tensors)
     except RuntimeError as error:
-        raise IncompatibleCheckpoint(f"{path}: {error}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise IncompatibleCheckpoint(f"{path} does not fit this model: {reason}. {_GIVE_ITS_MODEL}") from error
     require_identity(identity, spectral, path)
     return spectral
 
 
 def load_claimed(model: Any, **options: Any) -> Any:
-    """Return the TransformerLens model of a spectral Hugging Face model, or of the `Source` of a saved spectral model.
+    """Return the TransformerLens model of a spectral Hugging Face model, or of a saved spectral model.
 
-    A Hugging Face model gives copies of its weights and parameters. A folder of a whole model gives this model in
-    evaluation mode; without `dtype` it keeps its types. A folder of parameters gives its base with these parameters.
-    `options` are the arguments of `load_model`.
+    `model`: the Hugging Face model, or the `Source` of a saved folder or file. A Hugging Face model gives copies of its
+    weights and parameters. A folder of a whole model gives this model in evaluation mode; without `dtype` it keeps its
+    types. A folder of parameters gives the model they were learned on, with these parameters. `options`: the other
+    arguments of `load_model`.
 
     Raises:
         TypeError: a spectral TransformerLens model, which needs no loading.
-        ValueError: a file of spectral parameters without a base; or backend="bridge" for a whole model, which has no
-            bridge.
+        ValueError: a file of spectral parameters alone; or backend="bridge" for a whole model, which has no bridge.
         ImportError: a whole model on TransformerLens 4, which has no HookedTransformer.
-        FileNotFoundError: a folder without its file, or without its base.
+        FileNotFoundError: a folder without its file, or without the model that its parameters belong to.
         IncompatibleCheckpoint, BadWeights: files that are damaged, of two saves or of another version, or a model that
             computes other numbers than the saved model.
 
-    The errors of `load_model` for a base are raised with the names of folder and base.
+    Errors of `load_model` for the underlying model are raised with the names of the folder and of that model.
     """
     if isinstance(model, Source):
         return _load_saved(model, options)
@@ -107,7 +118,13 @@ def load_claimed(model: Any, **options: Any) -> Any:
 
 
 def _load_saved(source: Source, options: dict[str, Any]) -> Any:
-    """Return the model of a saved folder: a whole model, or its base with the spectral parameters."""
+    """Return the model of a saved folder or file: a whole spectral model, or an ordinary model made spectral.
+
+    `source`: where it is saved. `options`: the arguments of `load_model` except the model (backend, device, dtype,
+    tokenizer). Raises FileNotFoundError, ValueError or IncompatibleCheckpoint if the folder is incomplete, has
+    parameters alone, or mixes two saves; errors of `load_model` for the ordinary model are raised with the folder's
+    name in front.
+    """
     path = Path(source.location)
     config = read_config(path)
     file = spectral_file_of(path) if config is None else parameters_file(path)
@@ -141,9 +158,12 @@ def _load_saved(source: Source, options: dict[str, Any]) -> Any:
 
 
 def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
-    """Return a whole `SpectralHookedTransformer` from its file.
+    """Return a whole `SpectralHookedTransformer` from its file, in evaluation mode.
 
-    `saved`: tensors, record and identity of the file, from `read_file`.
+    `source`: where the model came from, noted in it. `saved`: tensors, options and identity of the file, from
+    `read_file`. `options`: the arguments of `load_model` except the model (backend, device, dtype, tokenizer). Raises
+    ValueError for backend="bridge", ImportError on TransformerLens 4, and IncompatibleCheckpoint if the model does not
+    compute the saved numbers.
     """
     # It imports TransformerLens.
     from tlspectral.spectral_rope.spectral_hooked_transformer import (
@@ -174,10 +194,11 @@ def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options
 
 
 def _base_of(folder: Path, config: dict[str, Any]) -> str:
-    """Return the hub id or folder of the base that the config of a folder names.
+    """Return the hub name or folder of the ordinary model that `config`, the content of a saved folder's
+    `spectral_config.json`, names.
 
-    Raises IncompatibleCheckpoint if it names no base, or a folder of spectral parameters; FileNotFoundError for a
-    missing folder.
+    Raises IncompatibleCheckpoint if it names none, or a folder of spectral parameters; FileNotFoundError for a missing
+    folder.
     """
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str):

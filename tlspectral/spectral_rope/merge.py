@@ -29,29 +29,33 @@ _KEEP = "keep the model with save_pretrained"
 
 
 def merge(model: Any) -> Any:
-    """Turn a spectral model into an ordinary model with the same output: gain and phase are folded into W_Q.
+    """Turn a spectral model into an ordinary model with the same output, by folding gain and phase into W_Q.
 
     >>> import tlspectral as tls
     >>> from tlspectral.spectral_rope import merge
     >>> type(merge(tls.to_spectral(tls.load_model("tiny-rope")))).__name__
     'TransformerBridge'
 
-    For each query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`, and the same for the bias. Learned
-    frequencies cannot be folded into weights. Only the config of a Hugging Face model can hold them, and only if all
-    heads of all layers share them (`scope="model"`): as LongRoPE factors, equal for short and long texts.
+    For each query head and rotary pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`, and the same for the bias.
+    Learned frequencies cannot be folded into weights. Only the config of a Hugging Face model can hold them, and only
+    if all heads of all layers share them (`scope="model"`): as LongRoPE factors, equal for short and long texts.
 
     Args:
-        model: made by `to_spectral` or `SpectralHookedTransformer`. It is not changed.
+        model: made by `tls.to_spectral` or `SpectralHookedTransformer`. It is not changed.
 
     Returns:
-        A TransformerBridge, HookedTransformer or Hugging Face model with its own weights. If a bridge holds W_Q apart
-        from a joint QKV matrix (GPT-NeoX), only the separate W_Q is changed.
+        A TransformerBridge, HookedTransformer or Hugging Face model, like the model that was made spectral, with its
+            own weights. If a bridge holds W_Q apart from a joint QKV matrix (GPT-NeoX), only the separate W_Q is
+            changed.
 
     Raises:
         TypeError: the model is not spectral.
-        ValueError: a frequency has moved, and an ordinary model of this kind cannot hold it; the message says why.
-        UnsupportedArchitecture: a query norm stands between W_Q and a moved gain or phase, or the merged model computes
-            other logits.
+        ValueError: a frequency has changed since the start, and an ordinary model of this kind cannot hold it; the
+            message says why.
+        UnsupportedArchitecture: a query norm stands between W_Q and a changed gain or phase, or the merged model
+            computes other logits.
+
+    Logits of both models are compared on a short prompt, up to rounding.
     """
     layers = layers_of(model)
     of_transformers = is_spectral_object(model)
@@ -81,7 +85,9 @@ def merge(model: Any) -> Any:
 
 
 def _copy_without_rotations(model: Any) -> Any:
-    """Return a copy of a spectral TransformerLens model without its rotations, with weights that train."""
+    """Return a copy of a spectral TransformerLens model without learned rotations; the copy has its own weights, which
+    require gradients.
+    """
     rotated = model.rotated if isinstance(model, SpectralModel) else model
     merged = deep_copy(rotated, {})
     swap_back(merged)
@@ -94,12 +100,17 @@ def _copy_without_rotations(model: Any) -> Any:
 
 
 def _keep(model: Any) -> str:
-    """Return the advice to keep the spectral model, for error messages."""
+    """Return advice for error messages as text: with which function to save this spectral model, such as "keep the
+    model with save_spectral".
+    """
     return "keep the model with save_spectral" if isinstance(model, SpectralModel) else _KEEP
 
 
 def _require_unmoved(layer: int, module: SpectralRoPE, keep: str) -> None:
-    """Raise ValueError if a frequency of the layer has moved; `keep` is the advice at the end of the message."""
+    """Raise ValueError if a frequency of `module`, the learned rotation of a layer, differs from its start.
+
+    `layer`: its number, for the message. `keep`: advice at the end of the message.
+    """
     moved = module.shift_by_head().abs()
     if bool((moved > 0).any()):
         head, pair = divmod(int(moved.argmax()), moved.shape[1])
@@ -110,7 +121,11 @@ def _require_unmoved(layer: int, module: SpectralRoPE, keep: str) -> None:
 
 
 def _require_foldable(layer: int, module: SpectralRoPE, keep: str, *, normed: bool) -> None:
-    """Raise UnsupportedArchitecture if the layer has a query norm (`normed`) and its gain or phase has moved."""
+    """Raise UnsupportedArchitecture if the layer has a query norm and a gain other than 1 or a phase other than 0.
+
+    `module`: the learned rotation of the layer. `normed`: True if the layer has a query norm. `keep`: advice at the end
+    of the message.
+    """
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())
     if normed and acts:
         raise UnsupportedArchitecture(
@@ -120,7 +135,9 @@ def _require_foldable(layer: int, module: SpectralRoPE, keep: str, *, normed: bo
 
 
 def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) -> None:
-    """Raise UnsupportedArchitecture unless the two functions return the same logits up to rounding."""
+    """Raise UnsupportedArchitecture unless `run` (the spectral model) and `run_merged` (the merged model) return the
+    same logits up to rounding.
+    """
     with torch.no_grad():
         expected, logits = run(), run_merged()
     # Rounding of the folded weights: 3e-6 of the largest logit in float32. If a weight was not reached, the error is
@@ -137,7 +154,8 @@ def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) 
 def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Any:
     """Return a Hugging Face model with the weights of `plain` and the learned frequencies in its config.
 
-    `view`: view of `plain`, which still has the starting frequencies. Returns `plain` if no frequency has moved. Raises
+    It is a new model with copied weights; if no frequency has changed, `plain` itself. `plain` is not changed. `view`:
+    view of `plain`, which still has the frequencies of the start. `layers`: the learned modules by layer. Raises
     ValueError if the config cannot hold the frequencies.
     """
     if not any(bool(module.shift_by_head().any()) for module in layers.values()):
@@ -169,7 +187,11 @@ def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, Spec
 
 
 def _shared(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Float64[Tensor, "pairs"]:
-    """Return the learned frequencies [pairs] that all heads of all layers share. Raises ValueError if they differ."""
+    """Return the learned frequencies [pairs], in radians per token, that all heads of all layers share.
+
+    `view`: the model with its frequencies of the start. `layers`: the learned modules by layer. Raises ValueError if
+    they differ, or if one is 0, which the config cannot express.
+    """
     first: Tensor | None = None
     for index in view.layers:
         geometry = spectral_geometry(view.rotary(index), layers.get(index))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.hooking.interrupts import uninterrupted
 from tlspectral.models.hooking.placing import without_hooks
 from tlspectral.models.loading.checks import avoid_lost_cache
@@ -39,22 +40,27 @@ PROBE_LENGTH = 8
 
 
 def _moved(place: Any) -> Any:
-    """Return a method that moves the model to a device or type."""
+    """Return a method (a function of the model) that moves the model to the device, or converts it to the dtype,
+    `place`.
+
+    The method changes the model in place and returns it.
+    """
     return lambda model: model.to(place)
 
 
 class SpectralModel(nn.Module):
     """A copy of a TransformerBridge or HookedTransformer whose queries and keys have learnable rotations.
 
-    Made by `to_spectral`. It works like the copied model: calls, `run_with_cache`, `run_with_hooks`, `hooks`,
-    `generate`, `cfg`, `tokenizer`, key/value caches, `position_ids`, gradient checkpointing, threads and torch.compile.
-    Parameters and state dict also have `spectral.{layer}.log_omega_shift` (or `.omega`), `.phase` and `.gain`. Hooks at
-    `hook_q` and `hook_k` see activations before the learned rotation (backward hooks there see the gradient after it).
-    Scores and patterns include the rotation.
+    `tls.to_spectral(model)` makes it. It works like the copied model: calls, `run_with_cache`, `run_with_hooks`,
+    `hooks`, `generate`, `cfg`, `tokenizer`, key/value caches, `position_ids`, gradient checkpointing, threads and
+    torch.compile. Parameters and state dict also have `spectral.{layer}.log_omega_shift` (or `.omega`), `.phase` and
+    `.gain`. Hooks at `hook_q` and `hook_k` see activations before the learned rotation (backward hooks there see the
+    gradient after it). Scores and patterns include the rotation.
 
     Attributes:
         base: the model from which it was made; it is not changed.
-        spectral: the `SpectralRoPE` modules, by layer.
+        rotated: the copy that runs, with its rotations.
+        spectral: the `SpectralRoPE` modules, as a ModuleDict from the layer's number (as text).
     """
 
     def __init__(self, base: Any, rotated: Any, layers: nn.ModuleDict):
@@ -98,23 +104,29 @@ class SpectralModel(nn.Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the copied model's forward pass, with the learned rotations."""
+        """Run the copied model's forward pass with the learned rotations, and return its output."""
         return self.rotated(*args, **kwargs)
 
     @uninterrupted
     def hooks(self, *args: Any, **kwargs: Any) -> Iterator[SpectralModel]:
-        """Place hooks in a `with` block like the copied model's method, and yield this model."""
+        """Place hooks in a `with` block, with the arguments of TransformerLens' `model.hooks`, and yield this model. At
+        the end of the block the hooks are removed.
+        """
         with self.rotated.hooks(*args, **kwargs):
             yield self
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the learnable frequencies, phases and gains, without the weights."""
+        """Return an iterator over the learnable frequencies, phases and gains of all layers, without the model's
+        weights.
+        """
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer as it acts now: frequencies per head, gain, phase; None without rotary.
+        """Return a layer's rotary pairs as they act now, a `RotaryGeometry` with `theta` (radians per token), `gain`
+        and `phase` (radians), each [heads, pairs] where the layer is learned.
 
-        With `live`, gradients pass through gain and phase to the spectral parameters.
+        The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
+        to the spectral parameters.
         """
         own = attention_view(self.rotated).rotary(layer)
         return spectral_geometry(own, by_layer(self.spectral).get(layer), live=live)
@@ -122,13 +134,17 @@ class SpectralModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the copied model's parameters by their own names, then the spectral ones as `spectral.{layer}...`."""
+        """Yield (name, parameter): the copied model's parameters, then the spectral ones as `spectral.{layer}...`. The
+        arguments are as in torch: `prefix` of the names, `recurse` into submodules, `remove_duplicate` for shared
+        parameters.
+        """
         before = f"{prefix}." if prefix else ""
         yield from self.rotated.named_parameters(prefix, recurse, remove_duplicate)
         yield from self.spectral.named_parameters(f"{before}spectral", recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of the copied model and the spectral parameters in one dict.
+        """Return a dict from name to tensor: the weights of the copied model, and the spectral parameters as
+        `spectral.{layer}...`.
 
         With a destination or prefix, as inside another module, the names follow torch's rules.
         """
@@ -138,9 +154,12 @@ class SpectralModel(nn.Module):
         return dict(self.rotated.state_dict(**options)) | self.spectral.state_dict(prefix=_PREFIX, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a dict of `state_dict`; names without `spectral.` go to the copied model.
+        """Load a dict that `state_dict` returned into this model, in place; names without `spectral.` go to the copied
+        model.
 
-        Raises RuntimeError as torch does.
+        Returns torch's report of missing and unexpected names of the copied model. `strict=True` raises RuntimeError,
+        as torch does, for such names; other shapes always raise it. `assign`: True takes the given tensors instead of
+        copying their values.
         """
         spectral = {name.removeprefix(_PREFIX): value for name, value in state_dict.items() if name.startswith(_PREFIX)}
         base = {name: value for name, value in state_dict.items() if not name.startswith(_PREFIX)}
@@ -148,14 +167,14 @@ class SpectralModel(nn.Module):
         return self.rotated.load_state_dict(base, strict=strict, **({"assign": True} if assign else {}))
 
     def to(self, *args: Any, **kwargs: Any) -> SpectralModel:
-        """Move the model to a device or precision and return it."""
+        """Move the model in place to a device or precision (arguments of torch's `Module.to`), and return it."""
         self.rotated.to(*args, **kwargs)
         kwargs.pop("print_details", None)
         self.spectral.to(*(value for value in args if not isinstance(value, bool)), **kwargs)
         return self
 
     def cuda(self, device: Any = None) -> SpectralModel:
-        """Move the model to a GPU, the default GPU or the given one, and return it."""
+        """Move the model in place to a GPU, the default GPU or `device` (a number or name), and return it."""
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
     # These call `to`, because torch's own methods would not update the config of the copied model.
@@ -164,6 +183,7 @@ class SpectralModel(nn.Module):
     half, bfloat16 = _moved(torch.float16), _moved(torch.bfloat16)
 
 
+@checked_settings
 def to_spectral(
     model: Any,
     *,
@@ -183,24 +203,25 @@ def to_spectral(
     >>> tls.to_spectral(model)(tokens).equal(model(tokens))
     True
 
-    The copy starts with the model's own frequencies, and its logits are checked to be equal bit by bit. The given model
-    is not changed. Train the copy with `torch.optim.AdamW(tlspectral.spectral_rope.parameter_groups(spectral,
-    lr=1e-3))`.
+    The copy starts with the model's own frequencies, and its logits are checked to be equal bit by bit. Train it with
+    `torch.optim.AdamW(tls.spectral_rope.parameter_groups(spectral, lr=1e-3))`.
 
     Args:
         model: TransformerBridge, HookedTransformer or causal language model of transformers, with rotary positions.
         scope: heads that share parameters: "head" (default: each has its own), "group" (query heads that share keys),
             "layer" or "model".
-        heads: heads that learn, as in `ablate`; all heads of a group that shares keys. Default: all.
+        heads: heads that learn: "L5H1", (5, 1), "L5", a list, or a DataFrame; all heads that share keys. Default: all.
         frequencies: rotary pairs that learn, by index (0 is the model's first) or as a boolean mask. Default: all.
         log_omega: True (default) learns the logarithm of a frequency, so steps are relative. False learns the frequency
             itself, which may reach 0 or change its sign.
-        shared_phase, phase_noise: as in `SpectralRoPE`. Defaults: False, 0. seed: of the noise. Default: 0.
+        shared_phase: True turns queries and keys by the phase, which cancels in every score. Default: False, queries
+            only.
+        phase_noise: standard deviation of the phase at the start, radians. Default: 0. seed: of the noise. Default: 0.
         share_weights: True (default) uses the given model's weights, frozen. False: weights of its own, which train.
 
     Returns:
-        A `SpectralModel`; for a model of transformers, a model of its own class. If generation with a key/value cache
-        fails a check, a warning is given and the model generates without a cache.
+        A `SpectralModel`, used like the given model; for a model of transformers, a model of its own class. If
+            generation with a key/value cache fails a check, a warning is given and the model generates without a cache.
 
     Raises:
         UnsupportedArchitecture, BadWeights: no rotary positions, an unreadable layer, or another rotation function.
@@ -251,12 +272,18 @@ def to_spectral(
 
 
 def _bridge_of(model: Any) -> Any:
-    """Return a bridge of a Hugging Face model, for reading its layers; it cannot generate."""
+    """Return a TransformerBridge around a Hugging Face model, for reading its layers; it uses the model's own weights
+    and cannot generate.
+    """
     return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
 
 
 def _copied(model: Any, *, shared: bool) -> Any:
-    """Return a copy of a TransformerLens model without its hooks; with `shared` on the same weights, frozen."""
+    """Return a copy of a TransformerLens model without its hooks.
+
+    The tokenizer is not copied. `shared`: True puts the given model's own weights into the copy and freezes them, in
+    the given model too (`requires_grad` False); False copies the weights.
+    """
     tokenizer = getattr(model, "tokenizer", None)
     memo: dict[int, Any] = {id(tokenizer): tokenizer}
     for root in (model, getattr(model, "original_model", model)) if shared else ():
@@ -279,9 +306,11 @@ def _prove(
     d_vocab: int,
     identical: bool,
 ) -> None:
-    """Raise unless both models give equal logits (if `identical`) and the logits depend on every rotated query and key.
+    """Raise unless the spectral model's logits depend on every rotated query and key and equal the ordinary model's.
 
-    Raises EditNotHonored for an unused rotation, ScoreMismatch for other logits.
+    `run`, `run_base`: functions from tokens to logits of the spectral and the ordinary model. They run on a short
+    prompt of token ids below `d_vocab`. `layers`: learned modules. `identical`: False leaves out the comparison of
+    logits, for a random start. Raises EditNotHonored for a rotation without effect, ScoreMismatch for other logits.
     """
     tokens = probe_tokens(d_vocab, PROBE_LENGTH)
     rotated: dict[tuple[int, str], Tensor] = {}

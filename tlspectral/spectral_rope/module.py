@@ -19,6 +19,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.selection import from_end, which_exist, whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
@@ -26,39 +28,40 @@ Scope = Literal["model", "layer", "group", "head"]
 Side = Literal["query", "key"]
 
 
+@checked_settings
 class SpectralRoPE(nn.Module):
-    """Learnable residual rotation of the queries and keys of one attention layer ("Bifocal Attention", BA).
+    """Learnable rotation of the queries and keys of one attention layer, on top of the model's own RoPE.
+
+    It is the module of "Bifocal Attention" (BA); `tls.to_spectral` makes one per layer. Call it with queries or keys.
 
     >>> import torch
     >>> from tlspectral.spectral_rope import SpectralRoPE
     >>> columns = {"real_index": torch.tensor([0, 1]), "imag_index": torch.tensor([2, 3])}
-    >>> rope, queries = SpectralRoPE(torch.tensor([1.0, 0.1]), 2, 1, **columns), torch.randn(1, 5, 2, 4)
+    >>> rope = SpectralRoPE(torch.tensor([1.0, 0.1]), 2, 1, **columns)
+    >>> queries = torch.randn(1, 5, 2, 4)
     >>> rope(queries, torch.arange(5), "query").equal(queries)
     True
 
-    `to_spectral` makes one per layer. Parameters: `omega`, radians per token, starting at `theta`; `phase`, radians,
-    starting at 0; `gain`, a factor, starting at 1; each [rows, pairs]. Phase and gain act on queries only.
+    Parameters, each [rows, pairs]: `omega`, the frequencies in radians per token, starting at `theta`; `phase`,
+    radians, starting at 0; `gain`, a factor, starting at 1. Phase and gain act on queries only.
 
     Args:
-        theta: the model's inverse frequencies [pairs], radians per token; they fix precision and device of the
-            parameters.
+        theta: the model's inverse frequencies [pairs], radians per token; also precision and device of the parameters.
         n_heads, n_kv_heads: query heads, and key/value heads that they share in groups.
         real_index, imag_index: columns of a head with the two coordinates of each pair.
         scope: rows of the parameters: "model" and "layer" one, "group" one per key/value head. "head" (default):
             `omega` one per key/value head, `phase` and `gain` one per query head.
-        log_omega: the parameter is `log_omega_shift`, with `omega = theta exp(shift)`; steps are relative. Default:
-            False.
-        shared_phase: the phase acts on queries and keys alike, which cancels in every score. Default: False.
-        phase_noise: standard deviation of the phase at the start, radians. Default: 0; BA has 1e-3.
+        log_omega: True learns `log_omega_shift`, with `omega = theta exp(shift)`; steps are relative. Default: False.
+        shared_phase: True lets the phase act on queries and keys, which cancels in every score. Default: False.
+        phase_noise: standard deviation of the phase at the start, radians. Default: 0; BA has 1e-3. seed: of the noise.
         heads: query heads that learn, in whole groups. Default: all.
         frequencies: pairs that learn, by index or as a boolean mask. Default: all.
-        seed: of the noise. Default: 0.
 
     Raises:
         ValueError: sizes that do not fit together, heads or pairs that do not exist, part of a group, or a noise or
             seed that is not a finite number.
 
-    Not established: that a learned frequency is needed. Omega is aliased modulo 2 pi at integer positions, and its
+    Not established: that a learned frequency is needed. At integer positions omega and omega + 2 pi act alike, and its
     gradient grows with the distance of the tokens, so compare a change with a control. More: docs/training.md.
     """
 
@@ -89,6 +92,7 @@ class SpectralRoPE(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
+        _require_tensors(theta=theta, real_index=real_index, imag_index=imag_index)
         _check_shape(len(theta), n_heads, n_kv_heads, scope, phase_noise)
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
         self.scope, self.log_omega, self.shared_phase = scope, log_omega, shared_phase
@@ -125,7 +129,11 @@ class SpectralRoPE(nn.Module):
         return super().__getattr__(name)
 
     def _compared(self) -> dict[str, tuple[Tensor, str]]:
-        """Return constants that must agree when a state dict is loaded: by name the value and the text of an error."""
+        """Return the constants that must agree when a state dict is loaded: theta, query_mask, shared_phase and tied.
+
+        A dict from these names to a tuple: the constant as a tensor, and what a message says if a saved constant
+        differs.
+        """
         return {
             "theta": (self.theta, "other inverse frequencies (another rotary base or scaling)"),
             "query_mask": (self.query_mask, "other heads= or frequencies="),
@@ -134,7 +142,10 @@ class SpectralRoPE(nn.Module):
         }
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Add the constants of `_compared` to the state dict."""
+        """Add parameters and the constants of `_compared` to the dict `destination`, in place, under names that begin
+        with `prefix`. torch calls this method. `keep_vars`: True keeps the parameters' gradient graph, False detaches
+        them.
+        """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: value for name, (value, _) in self._compared().items()})
 
@@ -142,7 +153,12 @@ class SpectralRoPE(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
         unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        """Load the parameters; a constant of `_compared` that differs becomes an error message."""
+        """Load this module's parameters from `state_dict`, where their names begin with `prefix`; torch calls this
+        method.
+
+        Each constant of `_compared` that differs adds a message to `error_msgs`, each missing one its name to
+        `missing_keys`. Other arguments are passed to torch's method. `state_dict` is not changed.
+        """
         learned = dict(state_dict)
         for name, (own, difference) in self._compared().items():
             stored = learned.pop(prefix + name, None)
@@ -160,12 +176,15 @@ class SpectralRoPE(nn.Module):
         positions: Int64[Tensor, "#batch pos"] | Int64[Tensor, "pos"],
         side: Side,
     ) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return queries or keys with the residual rotation applied; columns in no pair are unchanged.
+        """Return a new tensor, queries or keys with the learned rotation applied, in shape and dtype of `x`; unrotated
+        columns stay.
 
         Args:
             x: queries, one per query head; or keys, one per key/value head or repeated to one per query head.
             positions: of the tokens. Only differences matter, so they may start at any number.
-            side: "query" or "key", the kind of `x`.
+            side: "query" or "key", the kind of `x`. Only queries get the gain.
+
+        Raises ValueError for another number of heads than the layer has.
         """
         mask = self._mask_for(x.shape[2], side)
         angle = positions[..., None, None] * self._shift(mask)  # (batch) pos heads pairs
@@ -193,13 +212,13 @@ class SpectralRoPE(nn.Module):
         return self._shift(self.query_mask).expand_as(self.query_mask).detach().cpu().double()
 
     def omega_by_head(self) -> Float64[Tensor, "heads pairs"]:
-        """Return the frequencies as they act now, in radians per token, for each query head; `theta` if unmoved."""
+        """Return the present frequencies, in radians per token, for each query head; equal to `theta` at the start."""
         return self.theta.cpu().double() + self.shift_by_head()
 
     def phase_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
-        """Return the phase of the query against the key, in radians, for each query head; 0 with `shared_phase`.
+        """Return the phase added to the angle between query and key, in radians, for each query head.
 
-        `live=True` keeps the gradient.
+        It is 0 with `shared_phase`. `live`: True keeps the gradient to the parameter; False returns a copy without it.
         """
         if self.shared_phase:
             return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)
@@ -207,12 +226,17 @@ class SpectralRoPE(nn.Module):
         return (phase if live else phase.detach()).cpu().double()
 
     def gain_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
-        """Return the factor on the query's pairs for each query head; `live=True` keeps the gradient."""
+        """Return the factor on each rotary pair of the queries, for each query head. `live`: True keeps the gradient to
+        the parameter; False returns a copy without it.
+        """
         gain = self._chosen(self.gain, self.query_mask, 1.0).expand_as(self.query_mask)
         return (gain if live else gain.detach()).cpu().double()
 
     def _shift(self, mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "#heads pairs"]:
-        """Return the change of each frequency in radians per token, for each head of `mask`; 0 outside the mask."""
+        """Return the change of each frequency from its start, in radians per token; 0 where `mask` is False.
+
+        `mask`: True for pairs that learn, a row per query head or per key/value head.
+        """
         # In 16 bits the angle at position 1000 would be wrong by radians.
         theta = widened(self.theta)
         shift = theta * widened(self.log_omega_shift).expm1() if self.log_omega else widened(self.omega) - theta
@@ -221,23 +245,32 @@ class SpectralRoPE(nn.Module):
     def _chosen(
         self, rows: Float[Tensor, "rows pairs"], mask: Bool[Tensor, "heads pairs"], start: float
     ) -> Float[Tensor, "#heads pairs"]:
-        """Repeat each row for the heads that share it; heads and pairs that do not learn get the value `start`."""
+        """Return parameter rows repeated for the heads that share them, with the value `start` where `mask` is False.
+
+        `rows`: the parameter, with a row per group of heads that share it, or a single row for all. `mask`: True for
+        pairs that learn, a row per head.
+        """
         if len(rows) > 1:
             rows = rows.repeat_interleave(len(mask) // len(rows), dim=0)
         return rows if self.everywhere else torch.where(mask, rows, start)
 
     def _mask_for(self, heads: int, side: Side) -> Bool[Tensor, "heads pairs"]:
-        """Return the mask of learning pairs for queries or keys with `heads` heads. Raises ValueError otherwise."""
+        """Return a boolean tensor, True for pairs that learn, for queries or keys with `heads` heads.
+
+        `side`: "query" or "key". Raises ValueError if the layer does not have so many heads.
+        """
         if heads == self.n_heads:
             return self.query_mask
         if side == "key" and heads == self.n_kv_heads:
             return self.key_mask
         allowed = self.n_heads if side == "query" else f"{self.n_kv_heads} or {self.n_heads}"
-        raise ValueError(f"x= is a {side} tensor of {heads} heads; this module rotates {allowed} heads")
+        raise ValueError(
+            f"x= is a {side} tensor of {heads} heads; this module rotates {allowed} heads: give all heads of the layer"
+        )
 
 
 def _same(stored: Tensor, own: Tensor) -> bool:
-    """Return whether a stored tensor equals the module's own, floats up to the rounding of their precision."""
+    """Return True if two tensors have the same shape and values; floats may differ by rounding of their precision."""
     if stored.shape != own.shape or stored.dtype.is_floating_point != own.dtype.is_floating_point:
         return False
     if not own.dtype.is_floating_point:
@@ -251,12 +284,13 @@ def checked_seed(seed: Any) -> int:
     """Return the seed as an integer. Raises ValueError if it is not a whole number."""
     number = whole_number(seed)
     if number is None:
-        raise ValueError(f"seed= must be a whole number, found {seed!r}")
+        raise ValueError(f"seed= must be a whole number, found {shown(seed)}")
     return number
 
 
 def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pairs"]) -> bool:
-    """Return True for pairs of adjacent columns (2 t, 2 t + 1), False for pairs of columns (t, t + pairs).
+    """Return True if rotary pair t has the adjacent columns (2 t, 2 t + 1), False if it has the columns (t, t + pairs).
+    `real_index`, `imag_index`: columns of the real and imaginary coordinates.
 
     Raises ValueError for other pairs.
     """
@@ -270,10 +304,21 @@ def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pai
     )
 
 
+def _require_tensors(**columns: Tensor) -> None:
+    """Raise TypeError unless the arguments are tensors with one axis: `theta` of real numbers, the other ones whole."""
+    for name, values in columns.items():
+        real = name == "theta"
+        if not isinstance(values, Tensor) or values.ndim != 1 or values.is_floating_point() is not real:
+            kind = "real" if real else "whole"
+            raise TypeError(f"{name} must be a tensor of {kind} numbers of shape [pairs]; found {shown(values)}")
+
+
 def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_noise: float) -> None:
-    """Raise ValueError for an unknown scope, no rotary pairs, heads that do not divide into groups, or a bad noise."""
+    """Raise ValueError for an unknown `scope`, no rotary `pairs`, query heads that do not divide by key/value heads, or
+    a `phase_noise` (radians) that is negative or not finite.
+    """
     if scope not in get_args(Scope):
-        raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}; not {scope!r}")
+        raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}; not {shown(scope)}")
     if not pairs:
         raise ValueError("theta= is empty, so there are no rotary pairs: give one frequency per pair")
     if n_kv_heads < 1 or n_heads % n_kv_heads:
@@ -283,16 +328,18 @@ def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_
         )
     if not isinstance(phase_noise, Real) or isinstance(phase_noise, bool) or not 0 <= phase_noise < math.inf:
         raise ValueError(
-            f"phase_noise= must be a standard deviation in radians, a finite number from 0 up; found {phase_noise!r}"
+            f"phase_noise= must be a standard deviation in radians, finite and from 0 up; found {shown(phase_noise)}"
         )
 
 
 def _chosen_heads(
     heads: Iterable[int] | None, n_heads: int, n_kv_heads: int
 ) -> tuple[Bool[Tensor, "heads"], Bool[Tensor, "kv_heads"]]:
-    """Return two masks: query heads that learn, and key/value heads that learn.
+    """Return two boolean masks: query heads that learn, and key/value heads that learn.
 
-    Raises ValueError for heads that do not exist, part of a group, or no head.
+    `heads`: indices of query heads that learn; None for all. `n_heads`, `n_kv_heads`: numbers of query and of key/value
+    heads. Raises ValueError for heads that do not exist, for some but not all query heads that share a key/value head,
+    and for no head.
     """
     if heads is None:
         return torch.ones(n_heads, dtype=torch.bool), torch.ones(n_kv_heads, dtype=torch.bool)
@@ -300,7 +347,7 @@ def _chosen_heads(
     for entry in heads:
         head = whole_number(entry)
         if head is None:
-            raise ValueError(f"heads= takes indices of query heads, whole numbers; found {entry!r}")
+            raise ValueError(f"heads= takes indices of query heads, whole numbers; found {shown(entry)}")
         index = from_end(head, n_heads)
         if index is None:
             raise ValueError(f"head {head} does not exist: heads are {which_exist(head, n_heads)}")

@@ -22,15 +22,19 @@ _inside = threading.local()
 
 
 class RotatedPoint(Swapped):
-    """A hook point that rotates its activation after its hooks.
+    """A hook point that rotates its activation after its hooks have run.
 
-    `rotation`: the spectral module, the side and the name. The tuple keeps the module from becoming a submodule.
+    `rotation`: (`SpectralRoPE` module, "query" or "key", name of the hook point). The tuple keeps the module from
+    becoming a submodule. `hook_conversion`: the bridge's object that gives heads an axis of their own, or None.
     """
 
     rotation: tuple[SpectralRoPE, Side, str]
     hook_conversion: Any
 
     def _call_impl(self, x: Tensor) -> Tensor:
+        """Run the hooks on queries or keys `x`, and return their result with the learned rotation applied, in the shape
+        of `x`.
+        """
         x = self.own._call_impl(self, x)
         rotary, side, name = self.rotation
         conversion = self.hook_conversion  # to heads in a dimension of their own
@@ -40,9 +44,14 @@ class RotatedPoint(Swapped):
 
 
 class PositionedAttention(Swapped):
-    """An attention module that tells its hook points the positions of its tokens."""
+    """An attention module that stores the positions of its tokens, in a variable of the thread, for its hook points
+    while it runs.
+    """
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the attention module with its usual arguments and return its output; the positions of its tokens are
+        stored meanwhile.
+        """
         outer = getattr(_inside, "positions", None)
         _inside.positions = _given_positions(self, args, kwargs)
         try:
@@ -52,7 +61,10 @@ class PositionedAttention(Swapped):
 
 
 def place(view: AttentionView, layers: dict[int, SpectralRoPE]) -> None:
-    """Put the rotations of every spectral layer into a model, in place."""
+    """Change a TransformerLens model in place: its hook points of queries and keys apply the learned rotations.
+
+    `view`: the model. `layers`: the `SpectralRoPE` of each layer; layers that are not in it stay as they are.
+    """
     points = view.model.hook_dict
     for index, rotary in layers.items():
         raw = view.raw(index)
@@ -65,9 +77,10 @@ def place(view: AttentionView, layers: dict[int, SpectralRoPE]) -> None:
 
 
 def _given_positions(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-    """Return the positions of the new tokens of an attention call, and the number of cached tokens.
+    """Return the positions of the new tokens of an attention call, and the number of tokens already in the cache.
 
-    `args`, `kwargs`: arguments of the attention module's call.
+    `attention`: the attention module. `args`, `kwargs`: arguments of its call. Without `position_ids` the positions go
+    on from the cached tokens.
     """
     tokens = next(
         value for value in (*args, kwargs.get("hidden_states"), kwargs.get("query_input")) if isinstance(value, Tensor)
@@ -86,7 +99,10 @@ def _given_positions(attention: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _positions(length: int, name: str) -> Tensor:
-    """Return the positions of `length` queries or keys at the hook point `name`. Raises EditNotHonored if unknown."""
+    """Return the positions of `length` queries or keys at the hook point `name`.
+
+    Raises EditNotHonored if the attention module is not running, or the number fits neither new nor all tokens.
+    """
     inside = getattr(_inside, "positions", None)
     if inside is None:
         raise EditNotHonored(

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.pretrained import find_tokenizer, load_pretrained
@@ -54,23 +55,29 @@ ROTARY_TABLES = (".attn.rotary_sin", ".attn.rotary_cos")
 """Ends of the names of rotary tables in a HookedTransformer."""
 
 
+@checked_settings
 def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     """Write the spectral parameters and options of a model to a safetensors file, without the weights.
 
+    Spectral parameters are the learned rotary frequencies, phases and gains. `load_spectral` puts them back into a
+    model with the same weights.
+
     >>> import tlspectral as tls, tempfile
     >>> from tlspectral.spectral_rope import load_spectral, save_spectral
-    >>> model, file = tls.load_model("tiny-rope"), f"{tempfile.mkdtemp()}/learned.safetensors"
+    >>> model = tls.load_model("tiny-rope")
+    >>> file = f"{tempfile.mkdtemp()}/learned.safetensors"
     >>> save_spectral(tls.to_spectral(model), file)
     >>> spectral = load_spectral(model, file)
 
-    `load_spectral` needs a model with the same weights. A warning is given if the weights have changed since
-    `to_spectral`.
-
     Args:
-        model: made by `to_spectral` or `SpectralHookedTransformer`.
+        model: made by `tls.to_spectral` or `SpectralHookedTransformer`. A warning is given if its weights have changed
+            since `to_spectral`.
         path: the file. An older file of spectral parameters is replaced. Its tensors are `{layer}.omega` (or
             `.log_omega_shift`), `.phase`, `.gain`, `.theta` (the model's own inverse frequencies), other settings of
             the rotation, and `base`: a digest of the weights and log-probabilities, as JSON.
+
+    Returns:
+        None; the file has been written.
 
     Raises:
         TypeError: the model is not spectral.
@@ -114,17 +121,19 @@ def save_folder(
     base: Mapping[str, Any] | None = None,
     keep: tuple[Path, ...] = (),
 ) -> None:
-    """Write a spectral model's file to a folder, further files by `beside`, and the config.
+    """Write the file of a spectral model, further files and the config (`spectral_config.json`) to a folder.
 
     Everything is written before anything is replaced, and the config comes last. If only one file changes, the save is
     one step.
 
     Args:
+        model: the model; its class name goes into the config and the messages.
+        folder: the folder; it is made if it does not exist.
         file: name of the model's file.
-        tensors, record, identity: content of the file, as in `write_file`.
-        beside: function that writes further files to a given folder.
-        base: entries of the config about the base.
-        keep: folders of the base that stay.
+        tensors: tensors of this file. record: its options, as a dict. identity: from `identity_of`.
+        beside: function that writes further files (such as a tokenizer) to the folder that it is given.
+        base: entries of the config about the ordinary model that the parameters belong to; None for a whole model.
+        keep: folders of an earlier save that are not removed, although the new config does not list them.
 
     Raises:
         FileExistsError: the folder holds another model, or a file of the same name that no earlier save wrote.
@@ -165,10 +174,12 @@ def save_folder(
 def save_with_base(
     model: Any, folder: str | os.PathLike[str], plain: Callable[[], Any], *, trains_weights: bool
 ) -> None:
-    """Write a Hugging Face model's spectral parameters to a folder, and the name of its base to the config.
+    """Write a Hugging Face model's spectral parameters to a folder, with the name or the weights of its base.
 
-    The weights are stored in the folder `base` if they train, or if the model with the base's name has other weights.
-    `plain` returns the model without spectral parameters. A base that is a folder is named relative to `folder`.
+    The base is the ordinary model with these weights. Its weights are stored in the subfolder `base` if they train, or
+    if the model with the base's name has other weights. `model`: the spectral model. `plain`: function that returns the
+    model without spectral parameters. `trains_weights`: True if weights train. A base that is a folder is named
+    relative to `folder`.
 
     Raises FileExistsError for another model's folder or the base's own folder, OSError for a full disk.
     """
@@ -202,7 +213,7 @@ def save_with_base(
 
 
 def _require_not_base(name: str | None, folder: Path) -> None:
-    """Raise FileExistsError if `folder` is the folder of the base with this name."""
+    """Raise FileExistsError if `folder` is the folder from which the underlying model (`name`) was loaded."""
     if _is_same(name, folder):
         raise FileExistsError(
             f"{folder} is the folder of the base, and a save there would destroy the base: save to another folder"
@@ -210,14 +221,14 @@ def _require_not_base(name: str | None, folder: Path) -> None:
 
 
 def _is_same(name: str | None, folder: Path) -> bool:
-    """Return whether a base's name is this folder, also through links."""
+    """Return True if `name`, a hub name or path of a model, is this folder, also through links."""
     with contextlib.suppress(OSError):
         return name is not None and os.path.samefile(name, folder)
     return False
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """Return the config of a folder, or None if it has none.
+    """Return the content of `spectral_config.json` in a folder as a dict, or None without this file.
 
     Raises IncompatibleCheckpoint if the config is damaged, of another version, or not written by a save.
     """
@@ -240,7 +251,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 
 
 def parameters_file(folder: Path) -> Path:
-    """Return the file of the spectral parameters, or of the whole model, in a folder of `save_folder`."""
+    """Return the path of the safetensors file that a save wrote to a folder: spectral parameters, or a whole model."""
     beside = folder / _BESIDE_WEIGHTS
     return beside if beside.is_file() else folder / WHOLE
 
@@ -248,9 +259,11 @@ def parameters_file(folder: Path) -> Path:
 def _files_of_earlier_save(
     folder: Path, name: str, file: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
 ) -> list[str]:
-    """Return the names of files that an earlier save wrote to a folder.
+    """Return a list with the names of files that an earlier save of this model wrote to a folder, as its config lists
+    them.
 
-    Raises FileExistsError if the folder holds another model. Further files of spectral parameters may lie there.
+    `name`: class name of the model. `file`, `tensors`, `record`: name, tensors and options of the file to be written.
+    Raises FileExistsError if the folder holds another model. Other files of spectral parameters may lie there.
     """
     try:
         config = read_config(folder) or {"model": name}
@@ -274,7 +287,11 @@ def _files_of_earlier_save(
 
 
 def _is_of(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> bool:
-    """Return whether a file holds an earlier state of a model: for a whole model, the same shapes and options."""
+    """Return True if the file at `path` is an earlier save of the same model.
+
+    `tensors`, `record`: tensors and options of the new save. For a whole model, shapes of the tensors and options must
+    agree; for spectral parameters, the file need only hold spectral parameters.
+    """
     held = record_in(path)
     if held is None or (HOOKED in held) != (HOOKED in record):
         return False
@@ -295,7 +312,11 @@ def _equal_files(new: Path, old: Path) -> bool:
 
 
 def _digest_of_named(name: str, revision: str | None) -> str | None:
-    """Return the digest of the weights that `load_model` reads by a name; None if the name gives no checkpoint."""
+    """Return the SHA-256 (hex) of the weights that `load_model` reads for a model's name or folder; None if it finds no
+    checkpoint or cannot read it.
+
+    `revision`: of a model on the hub, or None.
+    """
     try:
         source = find_source(name, revision)
         if not source.streams:
@@ -311,9 +332,10 @@ def _digest_of_named(name: str, revision: str | None) -> str | None:
 
 @lru_cache(maxsize=8)
 def _digest_of_files(name: str, revision: str | None, state: str | None) -> str:
-    """Return the digest of the weights of a hub model or folder, cached by the arguments.
+    """Return the SHA-256 (hex) of the weights of a hub model or folder, cached by the arguments.
 
-    `state`: digest of the folder's files, so that changed files are read again.
+    `revision`: of the hub model, or None. `state`: digest of the folder's files, so that changed files are read again;
+    None for the hub.
     """
     # A given tokenizer, even an empty one, prevents reading the folder's tokenizer.
     model, _, _ = load_pretrained(find_source(name, revision), torch.float32, tokenizer=())
@@ -321,7 +343,11 @@ def _digest_of_files(name: str, revision: str | None, state: str | None) -> str:
 
 
 def _tokenizer_of(name: str | None, revision: str | None, config: Any) -> Any:
-    """Return the tokenizer of the base with this name; None if it has none or cannot be read."""
+    """Return the tokenizer of the model with this name or folder; None if it has none or it cannot be read.
+
+    `revision`: of a model on the hub, or None. `config`: the model's config, by which transformers finds some
+    tokenizers.
+    """
     try:
         source = None if name is None else find_source(name, revision)
         if source is None or not source.streams:
@@ -335,7 +361,11 @@ def _tokenizer_of(name: str | None, revision: str | None, config: Any) -> Any:
 
 
 def _index(tensors: Mapping[str, Tensor], base: Path) -> bytes:
-    """Return an index file that names the file of each spectral parameter and weight, for transformers' Trainer."""
+    """Return the bytes of an index file in JSON, which names for each tensor of spectral parameters and weights the
+    file that holds it.
+
+    transformers' Trainer reads it. `tensors`: the spectral parameters. `base`: folder of the weights.
+    """
     files = dict.fromkeys(tensors, _BESIDE_WEIGHTS)
     for file in sorted(base.glob("*.safetensors")):
         files |= dict.fromkeys(names_in(file), f"{BASE}/{file.name}")
@@ -343,9 +373,11 @@ def _index(tensors: Mapping[str, Tensor], base: Path) -> bytes:
 
 
 def _base_named(name: str, revision: str | None, folder: Path, stored: bool) -> dict[str, Any]:
-    """Return the entries of `spectral_config.json` that name a base.
+    """Return a dict with the entries of `spectral_config.json` that name the underlying model: base_model_name_or_path,
+    revision, and for a folder relative_to.
 
-    Only a hub name has a revision. A folder is named relative to `folder` if possible.
+    `name`: hub name, folder, or name of the stored weights. `stored`: True if the weights are stored in the saved
+    folder. Only a hub name keeps its `revision`. A folder is named relative to `folder` if possible.
     """
     if not (stored or os.path.isdir(name)):
         return {"base_model_name_or_path": name, "revision": revision}

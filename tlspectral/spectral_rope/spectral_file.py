@@ -30,17 +30,25 @@ _FORMAT_PREFIX = "tlspectral.spectral_"
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
-    """Return the tensors of a spectral model's file: parameters by layer, and the constants of their rotation."""
+    """Return copies, on the CPU, of the tensors that a spectral model's file holds, as a dict by name.
+
+    Names are `{layer}.omega` (or `.log_omega_shift`), `.phase`, `.gain`, and the constants of the rotation, such as
+    `.theta`.
+    """
     return on_their_own(model.spectral.state_dict())
 
 
 def on_their_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors on the CPU that share no memory, as safetensors requires."""
+    """Return a dict by name with copies of the tensors, on the CPU, which share no memory, as safetensors requires."""
     return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
 
 
 def options_of(model: Any) -> dict[str, Any]:
-    """Return the arguments of `to_spectral` that give modules like those of this spectral model, as a dict for JSON."""
+    """Return a dict, for JSON, of arguments with which `to_spectral` makes modules like those of this model.
+
+    Keys: scope, log_omega, shared_phase, heads (a list of [layer, head] that learn), frequencies (indices of the rotary
+    pairs that learn; None for all).
+    """
     layers = layers_of(model)
     first = next(iter(layers.values()))
     pairs = first.query_mask.any(0)
@@ -60,9 +68,10 @@ def options_of(model: Any) -> dict[str, Any]:
 def write_file(
     path: Path, shown: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> None:
-    """Write a file of a spectral model to `path`. Raises OSError that names `shown`, for example for a full disk.
+    """Write a file of a spectral model to `path`.
 
-    `record`: the options. `identity`: from `identity_of`.
+    `path`: where to write, often a temporary file. `shown`: the path in messages. `tensors`: by name. `record`: the
+    options, as a dict. `identity`: from `identity_of`. Raises OSError, for example for a full disk.
     """
     held, text = {**tensors, IDENTITY: as_tensor(identity)}, json.dumps(record)
     try:
@@ -73,10 +82,11 @@ def write_file(
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Return the tensors, the record of options and the identity of a file.
+    """Read a spectral model's file. Return three things: copies of its tensors by name, its options as a dict, and the
+    identity of its weights.
 
-    Raises FileNotFoundError, and IncompatibleCheckpoint for a file that is damaged, of another version or of another
-    kind.
+    The identity is the dict that `identity_of` made. Raises FileNotFoundError, and IncompatibleCheckpoint for a file
+    that is damaged, of another version or of another kind.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -108,9 +118,9 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def require_format(path: Path, file_format: Any) -> None:
-    """Raise IncompatibleCheckpoint unless `file_format` is this version's format.
+    """Raise IncompatibleCheckpoint unless `file_format` is the format that this version writes.
 
-    The message tells files of an older version, of a newer version and of other programs apart.
+    `path`: the file, for the message. The message says whether the file is older, newer or of another program.
     """
     if file_format == FORMAT:
         return
@@ -129,7 +139,9 @@ def require_format(path: Path, file_format: Any) -> None:
 
 
 def record_in(path: Path) -> dict[str, Any] | None:
-    """Return the record of options in a file, without reading tensors; None if it is not of this version's format."""
+    """Return the options in a spectral model's file as a dict, without reading tensors; None for any other file or
+    version.
+    """
     metadata = _metadata(path)
     try:
         record = json.loads(metadata["spectral"]) if metadata.get("format") == FORMAT else None
@@ -145,13 +157,13 @@ def holds_parameters(path: Path) -> bool:
 
 
 def spectral_file_of(path: Path) -> Path | None:
-    """Return the file of a spectral model, of any version, that `path` is or contains; None without such a file."""
+    """Return the spectral model's file at `path` or in the folder `path`, of any version; None if there is none."""
     held = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return next((at for at in held if str(_metadata(at).get("format")).startswith(_FORMAT_PREFIX)), None)
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file; empty if it cannot be read."""
+    """Return the metadata of a safetensors file as a dict; {} if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
@@ -160,5 +172,5 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return one SHA-256, as hex, of all tensors and the record's JSON text."""
+    """Return one SHA-256, as hex, of all tensors with their names and of `text`, the options in JSON."""
     return hashlib.sha256(f"{digest_of_named(tensors)} {text}".encode()).hexdigest()

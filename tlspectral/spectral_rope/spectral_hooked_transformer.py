@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import BadWeights
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.damage import first_sentence
 from tlspectral.models.loading.packaged import hooked_transformer_class
@@ -48,21 +49,33 @@ def require_hooked_transformer(before: str = "") -> None:
         )
 
 
+@checked_settings
 class SpectralHookedTransformer(_Base):
     """A HookedTransformer with learnable rotary positions ("Bifocal Attention", section 3), for training from scratch.
 
-    Use `to_spectral` for a trained model. With the same weights the output at the start equals a HookedTransformer's
-    bit by bit. `parameters()` and `state_dict()` also have `spectral.{layer}.omega`, `.phase` and `.gain`. Caches,
-    hooks and generation work as in TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before the
-    learned rotation. `save_pretrained` writes everything to a folder, which `load_model` reads.
+    For a trained model use `tls.to_spectral`. It needs TransformerLens before version 4:
+
+        from tlspectral.spectral_rope import SpectralHookedTransformer, parameter_groups
+
+        config = dict(n_layers=2, d_model=64, n_ctx=128, d_head=16, d_vocab=50, act_fn="gelu",
+                      positional_embedding_type="rotary")
+        model = SpectralHookedTransformer(config)
+        optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-3))
+
+    With the same weights its output at the start equals a HookedTransformer's bit by bit. `parameters()` and
+    `state_dict()` also have `spectral.{layer}.omega` (frequencies, radians per token), `.phase` (radians) and `.gain`.
+    Caches, hooks and generation work as in TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before
+    the learned rotation. `save_pretrained(folder)` writes everything, and `tls.load_model(folder)` reads it.
 
     Args:
-        cfg: config of HookedTransformer with rotary positions.
+        cfg: config of HookedTransformer, with rotary positions.
         given, named: further arguments of HookedTransformer.
-        scope, heads, frequencies, shared_phase, phase_noise, seed: as in `to_spectral`.
+        scope: heads that share parameters: "head" (default), "group" (heads that share keys), "layer" or "model".
+        heads, frequencies: heads and rotary pairs that learn. Default: all.
+        shared_phase: True lets the phase act on queries and keys, which cancels in every score. Default: False.
+        phase_noise, seed: standard deviation of the phase at the start (radians), and seed of it. Defaults: 0.
         log_omega: True learns the logarithm of frequencies. Default: False, because no trained attention can be lost
-            and a task may need a frequency of 0. Long contexts need `parameter_groups` here too: at a rate of 1e-3 one
-            step rotates each pair by a further radian at distance 1,000.
+            and a task may need a frequency of 0.
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.
@@ -110,9 +123,10 @@ class SpectralHookedTransformer(_Base):
 
     @classmethod
     def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
-        """Return the model in a folder of `save_pretrained`, by `load_model` with the further arguments.
+        """Return the `SpectralHookedTransformer` in the folder `model_name`, written by `save_pretrained`; further
+        arguments go to `tls.load_model`.
 
-        Any other name is loaded as HookedTransformer's own `from_pretrained` does.
+        Any other name is loaded by HookedTransformer's own `from_pretrained`, which gets the further arguments instead.
         """
         config = read_config(Path(model_name).expanduser()) if isinstance(model_name, str | os.PathLike) else None
         if config is not None and config.get("model") == SpectralHookedTransformer.__name__:
@@ -121,7 +135,9 @@ class SpectralHookedTransformer(_Base):
         return super().from_pretrained(model_name, *given, **named)
 
     def spectral_parameters(self) -> Any:
-        """Return the learnable frequencies, phases and gains, without the weights."""
+        """Return an iterator over the learnable frequencies, phases and gains of all layers, without the model's
+        weights.
+        """
         return self.spectral.parameters()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -140,7 +156,10 @@ class SpectralHookedTransformer(_Base):
         tensors = on_their_own(_stored(self))
         _require_makeable(self, record, tensors)
         if (name := first_not_finite(tensors)) is not None:
-            raise BadWeights(f"{name} has values that are not finite, so the model is not saved to {folder}")
+            raise BadWeights(
+                f"{name} has values that are not finite, so the model is not saved to {folder}: go back to an earlier "
+                "state, and train with a lower learning rate"
+            )
 
         def write_tokenizer(partial: Path) -> None:
             """Write the tokenizer, if there is one."""
@@ -151,10 +170,11 @@ class SpectralHookedTransformer(_Base):
 
     @classmethod
     def from_save(cls, record: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Any) -> Any:
-        """Return the model in a file of `save_pretrained`, on the CPU, in the types that it was saved in.
+        """Return the model in a file of `save_pretrained`, on the CPU, in the types in which it was saved.
 
-        `record`, `tensors`: from `read_file`. Nothing is downloaded, and no random seed changes. Raises
-        TransformerLens' errors for an unknown config, RuntimeError for tensors that the config does not describe.
+        `record`, `tensors`: options and tensors of the file, from `read_file`. `tokenizer`: for the model, or None.
+        Nothing is downloaded, and no random seed changes. Raises TransformerLens' errors for an unknown config,
+        RuntimeError for tensors that the config does not describe.
         """
         options = {name: value for name, value in record.items() if name != HOOKED}
         with torch.random.fork_rng(devices=[]):
@@ -174,16 +194,21 @@ class SpectralHookedTransformer(_Base):
         return model
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer as it acts now: frequencies per head, gain, phase; None without rotary.
+        """Return a layer's rotary pairs as they act now, a `RotaryGeometry` with `theta` (radians per token), `gain`
+        and `phase` (radians), each [heads, pairs] where the layer is learned.
 
-        With `live`, gradients pass through gain and phase to the spectral parameters.
+        The result is None for a layer without rotary positions. `live`: True lets gradients pass through gain and phase
+        to the spectral parameters.
         """
         geometry = reader.read_attention(self, layer).rotary
         return spectral_geometry(geometry, by_layer(self.spectral).get(layer), live=live)
 
 
 def _as_json(cfg: Any) -> dict[str, Any]:
-    """Return a config as a dict for JSON. Raises ValueError for a value that JSON cannot hold, such as a function."""
+    """Return a model's config as a dict for JSON, without settings of the machine.
+
+    Raises ValueError for a value that JSON cannot hold, such as a function.
+    """
     kept = {name: value for name, value in vars(cfg).items() if name not in _MACHINE_SETTINGS}
     kept["dtype"] = str(cfg.dtype).removeprefix("torch.")
     for name, value in kept.items():
@@ -200,15 +225,19 @@ def _as_json(cfg: Any) -> dict[str, Any]:
 
 
 def _made(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config for HookedTransformer from a dict of `_as_json`; it draws, seeds and downloads nothing."""
+    """Return a new dict, the config of a HookedTransformer on the CPU, from `config`, a dict that `_as_json` made.
+
+    A model made with it draws no weights, sets no seed and downloads nothing.
+    """
     dtype = getattr(torch, config["dtype"])
     return {**config, "dtype": dtype, "device": "cpu", "seed": None, "init_weights": False, "tokenizer_name": None}
 
 
 def _stored(model: Any) -> dict[str, Tensor]:
-    """Return the state of a model without tensors that are rebuilt when it is made.
+    """Return the state dict of a model (a dict by name; the tensors are not copied) without tensors that are rebuilt
+    when a model is made.
 
-    Qwen 1's rotary tables are among these, because they depend on the length of the last run.
+    For Qwen 1 these include the rotary tables, because they depend on the length of the last run.
     """
     anew = (
         (*_REBUILT_TENSORS, *ROTARY_TABLES) if getattr(model.cfg, "use_dynamic_ntk_rope", False) else _REBUILT_TENSORS
@@ -217,7 +246,11 @@ def _stored(model: Any) -> dict[str, Tensor]:
 
 
 def _require_makeable(model: Any, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if the model's config does not describe its tensors, because the model could not be loaded."""
+    """Raise ValueError if a model made from the config in `record` (the options of a file) does not have the names and
+    shapes of `tensors`.
+
+    Such a model could not be loaded again. `model`: the model to be saved, for the message.
+    """
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
@@ -230,7 +263,8 @@ def _require_makeable(model: Any, record: Mapping[str, Any], tensors: Mapping[st
 
 
 def _fill(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Put all but the spectral tensors into a model, in their own types.
+    """Put all tensors except the spectral ones into a model, in place; its weights become these tensors, in their own
+    types.
 
     Raises RuntimeError if names or shapes do not fit.
     """
@@ -243,7 +277,10 @@ def _fill(model: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _write_tokenizer(tokenizer: Any, partial: Path, folder: str | os.PathLike[str]) -> None:
-    """Write a tokenizer to the folder `partial`. Raises OSError that names `folder`, for example for a full disk."""
+    """Write the files of a tokenizer to the folder `partial`, which becomes part of `folder` later.
+
+    `folder` is the name in messages. Raises OSError, for example for a full disk.
+    """
     try:
         with naming_file(folder):
             tokenizer.save_pretrained(partial)

@@ -1,5 +1,6 @@
 """Make one `SpectralRoPE` for each rotary layer of a model, from the model's own inverse frequencies."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,12 @@ def spectral_layers(
     seed: int,
     **options: Any,
 ) -> nn.ModuleDict:
-    """Return one `SpectralRoPE` per rotary layer, or per layer with a head of `heads`, by the layer's index.
+    """Return new `SpectralRoPE` modules for a model, as a ModuleDict from the layer's number (as text).
 
-    With `scope="model"` the modules share their parameters. `options`: further arguments of `SpectralRoPE`.
+    `view`: the model, which is not changed. There is one module per rotary layer, or per layer with a head of `heads`.
+    `scope`, `heads`, `frequencies`: which heads share parameters ("model", "layer", "group" of shared keys, or "head"
+    for none) and which heads and rotary pairs learn (None: all). `seed`: of the noise on phases. `options`: further
+    arguments of `SpectralRoPE`. With `scope="model"` the modules share their parameters.
 
     Raises:
         UnsupportedArchitecture: a chosen layer without rotary positions, or with an unsupported rotation.
@@ -46,7 +50,9 @@ def spectral_layers(
     if no_rotary:
         raise UnsupportedArchitecture(f"layer {no_rotary[0]} has no rotary positions: leave its heads out of heads=")
     first_seed = checked_seed(seed)
-    chosen_pairs = frequencies if frequencies is None or isinstance(frequencies, Tensor) else list(frequencies)
+    chosen_pairs = (
+        list(frequencies) if isinstance(frequencies, Iterable) and not isinstance(frequencies, Tensor) else frequencies
+    )
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():
         raw, geometry = view.raw(index), rotary[index]
@@ -75,7 +81,9 @@ def spectral_layers(
 
 
 def layers_of(model: Any) -> dict[int, SpectralRoPE]:
-    """Return the spectral modules of a model by layer. Raises TypeError if it has none."""
+    """Return the `SpectralRoPE` modules of a spectral model as a dict from layer number; they are the model's own, not
+    copies. Raises TypeError if it has none.
+    """
     layers = getattr(model, "spectral", None)
     modules = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
     if not modules:
@@ -86,16 +94,20 @@ def layers_of(model: Any) -> dict[int, SpectralRoPE]:
 
 
 def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
-    """Return the `SpectralRoPE` modules of a ModuleDict, by layer index."""
+    """Return the `SpectralRoPE` modules of a ModuleDict, which has layers as text, as a dict from the layer's
+    number.
+    """
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
 def spectral_geometry(
     geometry: RotaryGeometry | None, module: SpectralRoPE | None, *, live: bool = False
 ) -> RotaryGeometry | None:
-    """Return a layer's rotary geometry with the frequencies, gain and phase of its module; without module, unchanged.
+    """Return a copy of a layer's rotary pairs (`geometry`) with the frequencies, gain and phase of `module`, its
+    learned rotation.
 
-    With `live`, gradients pass through gain and phase to the module's parameters.
+    Without geometry or module, `geometry` is returned unchanged. `live`: True lets gradients pass through gain and
+    phase to the module's parameters.
     """
     if geometry is None or module is None:
         return geometry
@@ -104,7 +116,10 @@ def spectral_geometry(
 
 
 def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeometry) -> None:
-    """Raise UnsupportedArchitecture if a layer rotates backwards, or does not rotate the first columns in pairs."""
+    """Raise UnsupportedArchitecture if a layer rotates backwards, or does not rotate the first columns in pairs.
+
+    `view`: the model, for its name in the message. `index`: the layer. `geometry`: its rotary pairs.
+    """
     apart, pairs = int(geometry.imag_index[0] - geometry.real_index[0]), len(geometry.theta)
     if apart < 0:
         fault = "rotates by the negative angle (nanochat), which learned rotations cannot do: take another model"
@@ -119,7 +134,10 @@ def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeomet
 
 
 def _tie(layers: nn.ModuleDict) -> None:
-    """Let all modules share the parameters of the first. Raises ValueError if their inverse frequencies differ."""
+    """Replace, in place, the parameters of all modules by the parameters of the first, so that all layers share them.
+
+    Raises ValueError if their inverse frequencies differ.
+    """
     modules = by_layer(layers)
     first_layer, first = next(iter(modules.items()))
     for index, module in modules.items():

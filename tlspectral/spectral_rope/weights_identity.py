@@ -36,10 +36,11 @@ _TOLERANCE = {True: 1e-3, False: 0.03}
 
 
 def identity_of(model: Any) -> dict[str, Any]:
-    """Return the identity of a spectral model as a dict for JSON.
+    """Return a dict, for JSON, that identifies the weights of a spectral model.
 
-    `form`, `dtype`, `sha256`: of its weights without spectral parameters. `log_probabilities`: of each next token of
-    `tokens`, with spectral parameters.
+    The model runs once. Keys: `form` ("checkpoint", "HookedTransformer" or "bridge in compatibility mode"), `dtype` and
+    `sha256` of its weights without spectral parameters; `tokens`, a short prompt; and `log_probabilities` of each next
+    token of the prompt, with spectral parameters.
     """
     weights = plain_weights(model)
     context = stated_context(model.config) if of_transformers(model) else attention_view(model).n_ctx
@@ -54,9 +55,9 @@ def identity_of(model: Any) -> dict[str, Any]:
 
 
 def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
-    """Raise IncompatibleCheckpoint unless a spectral model matches a stored identity.
+    """Raise IncompatibleCheckpoint unless a spectral model matches a stored identity, a dict of `identity_of`.
 
-    Weights are compared if form and precision allow it, and always the log-probabilities. `where`: file, for messages.
+    Weights are compared if form and precision allow it, log-probabilities always. `where`: file, for messages.
     """
     weights, precision = plain_weights(model), getattr(torch, stored["dtype"])
     same_form = stored["form"] == _form(model)
@@ -80,9 +81,10 @@ def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
 
 
 def _difference(stored: Mapping[str, Any], model: Any) -> float:
-    """Return the largest difference of log-probabilities from a stored identity.
+    """Return the largest absolute difference between the model's log-probabilities and the stored ones, on the tokens
+    in the identity `stored`.
 
-    0 if none of the values of either model is finite; infinite if the vocabulary is too small.
+    It is 0 if neither model has finite values, and infinite if the model's vocabulary is too small for the prompt.
     """
     if max(stored["tokens"]) >= _vocabulary(model):
         return math.inf
@@ -93,17 +95,17 @@ def _difference(stored: Mapping[str, Any], model: Any) -> float:
 
 
 def as_tensor(identity: Mapping[str, Any]) -> Tensor:
-    """Return an identity as a tensor of bytes, because a state dict can hold only tensors."""
+    """Return an identity (a dict) as a tensor of the bytes of its JSON, because a state dict can hold only tensors."""
     return torch.tensor(list(json.dumps(identity).encode()), dtype=torch.uint8)
 
 
 def from_tensor(stored: Tensor) -> dict[str, Any]:
-    """Return the identity that `as_tensor` turned into a tensor."""
+    """Return the identity (a dict) that `as_tensor` turned into a tensor."""
     return json.loads(bytes(stored.tolist()))
 
 
 def plain_weights(model: Any) -> dict[str, Tensor]:
-    """Return the weights of a model without spectral parameters, by name.
+    """Return the weights of a model without spectral parameters as a dict by name; detached, but not copied.
 
     Models of transformers and raw bridges use the names of the checkpoint, other models their names in TransformerLens.
     """
@@ -116,7 +118,7 @@ def plain_weights(model: Any) -> dict[str, Tensor]:
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of weights and their names; equal numbers give equal digests in any precision.
+    """Return the SHA-256 (hex) of weights and their names; equal numbers give equal digests in any precision.
 
     A bias of zeros counts as no bias, because TransformerLens adds such a bias to unembeddings.
     """
@@ -124,25 +126,29 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def of_transformers(model: Any) -> bool:
-    """Return whether a model, spectral or not, is a Hugging Face model (not of TransformerLens)."""
+    """Return True if a model, spectral or not, is a Hugging Face model and not of TransformerLens."""
     return not hasattr(model, "run_with_hooks")
 
 
 def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-    """Return the logits of a Hugging Face model in evaluation mode, without cache."""
+    """Return the logits of a Hugging Face model on `tokens`, run in evaluation mode without cache; its mode is restored
+    afterwards.
+    """
     with evaluating(model):
         return model(input_ids=tokens.to(model.device), use_cache=False).logits
 
 
 def _hashed(name: str, value: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors to hash for one weight: name with shape, and values; nothing for a bias of zeros."""
+    """Return the tensors to hash for one weight (`name`, `value`): name with shape as bytes, and the values; () for a
+    bias of zeros.
+    """
     if name.endswith("bias") and not bool(value.any()):
         return ()
     return torch.tensor([*name.encode(), *value.shape]), value
 
 
 def _in_float32(value: Tensor) -> Tensor:
-    """Return a weight in float32; a float64 weight that float32 cannot hold stays as it is."""
+    """Return a weight converted to float32; a float64 weight that float32 cannot hold exactly is returned as it is."""
     if not value.is_floating_point() or value.dtype == torch.float32:
         return value
     narrow = value.to(torch.float32)
@@ -150,7 +156,7 @@ def _in_float32(value: Tensor) -> Tensor:
 
 
 def _precision(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the widest floating type among the weights."""
+    """Return the torch dtype that all the weights promote to, such as float32 for weights in bfloat16 and float32."""
     return reduce(torch.promote_types, {value.dtype for value in weights.values() if value.is_floating_point()})
 
 
@@ -168,7 +174,9 @@ def _form(model: Any) -> str:
 
 @torch.no_grad()
 def _log_probabilities(model: Any, tokens: Int64[Tensor, "1 pos"]) -> Float64[Tensor, "following"]:
-    """Return the log-probability of each token after the first, given the tokens before it, without user hooks."""
+    """Return the log-probability (nats, float64) of each token after the first, given the tokens before it. The model
+    runs without user hooks.
+    """
     if of_transformers(model):
         logits = logits_of(model, tokens)
     else:

@@ -15,6 +15,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.correlations import PartialCorrelation, RankMethod, partial_correlation, residual_correlation
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
 from tlspectral.stats.values import (
@@ -30,17 +31,24 @@ from tlspectral.tables.html_summary import html_summary
 
 @dataclass(frozen=True)
 class LayerBootstrap:
-    """A partial correlation with its intervals over layers; `layer_bootstrap` returns it. A cluster is a layer.
+    """A partial rank correlation with intervals over layers; `tls.stats.layer_bootstrap` returns it.
+
+        heads = tls.analyze_heads(model)
+        result = tls.stats.layer_bootstrap(heads, "D_head", "prev", controls="dir_frac")
+        result.statistic, result.interval
+
+    A cluster is a layer.
 
     Attributes:
-        statistic: the correlation in the table itself.
-        interval: low and high end of the percentile interval, which the paper uses.
-        interval_jackknife: low and high end by Student's t, from leaving out one cluster after another.
-        pvalue: two-sided p of the same t. It is below 1 - level if `interval_jackknife` does not contain 0.
-        se: standard error, the standard deviation over resamples.
+        statistic: the correlation in the table itself, -1 to 1.
+        interval: (low, high), percentiles of the correlation over resamples of layers, as in "Fingerprint, Not
+            Blueprint".
+        interval_jackknife: (low, high) by Student's t, from leaving out one layer after another.
+        pvalue: two-sided p of the same t test. It is below 1 - level if `interval_jackknife` does not contain 0.
+        se: standard deviation of the correlation over resamples.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
-        n_clusters: clusters among the rows used.
+        n_clusters: layers among the rows used.
         draws: number of resamples.
         n_degenerate: resamples left out because they have no correlation (a constant variable, too few rows).
         level: level of the intervals.
@@ -68,6 +76,7 @@ class LayerBootstrap:
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def layer_bootstrap(
     table: pd.DataFrame,
     x: str = "D_head",
@@ -79,29 +88,32 @@ def layer_bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> LayerBootstrap:
-    """Compute the partial rank correlation of two columns with an interval over layers (FP Table 2).
+    """Compute the partial rank correlation of two columns of a head table, with an interval over layers.
+
+    Use it instead of a plain p-value, because heads of a layer are not independent ("Fingerprint, Not Blueprint", Table
+    2).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> heads = pd.DataFrame({"layer": [0, 0, 1, 1, 2, 2], "x": [1, 2, 3, 4, 5, 7], "y": [1, 3, 2, 5, 4, 6]})
+    >>> heads = pd.DataFrame({"layer": [0, 0, 1, 1, 2, 2]})
+    >>> heads = heads.assign(x=[1, 2, 3, 4, 5, 7], y=[1, 3, 2, 5, 4, 6])
     >>> result = tls.stats.layer_bootstrap(heads, "x", "y", controls=(), draws=200)
     >>> round(result.statistic, 2), result.n_clusters
     (0.89, 3)
 
-    Use it instead of a plain p-value, because heads of a layer are not independent. Layers are drawn with replacement,
-    and the controls are removed again in each resample.
-
     Args:
-        table: one row per head, of one model at one step.
-        x, y: names of the two columns.
-        controls: name or names of the control columns; `()` gives the plain Spearman correlation.
-        method: "hybrid" (default) or "rank", as in `partial_spearman`.
-        draws: number of resamples. Default: 2000.
+        table: one row per head, of one model at one step, with a column `layer`.
+        x, y: names of the two columns. Default: "D_head" and "prev".
+        controls: name or names of the control columns. Default: "dir_frac"; `()` gives the plain Spearman correlation.
+        method: "hybrid" (default): regress raw values on the controls, then rank the residuals. "rank": rank first.
+        draws: number of resamples of layers, with replacement. Default: 2000. Each resample regresses anew.
         level: level of the intervals. Default: 0.95.
-        seed: seed of the resampling. The order of rows has no effect beyond rounding.
+        seed: seed of the resampling. Default: 0. The order of rows has no effect beyond rounding.
 
     Returns:
-        `LayerBootstrap`. Rows with NaN in a used column are left out and counted. Interval and p are NaN, with a
-        reason, for fewer than three layers or if more than half of the resamples have no correlation.
+        `LayerBootstrap` with `.statistic` (the correlation, -1 to 1), `.interval` (percentiles over resamples),
+            `.interval_jackknife` and `.pvalue` (t test from leaving out each layer), `.se`, `.n`, `.n_dropped` (rows
+            with NaN), `.n_clusters` (layers) and `.reason` (why numbers are NaN). Intervals and p are NaN for fewer
+            than three layers, or if more than half of the resamples have no correlation.
 
     Raises:
         ValueError: the table lacks a column or has several models or steps, a value is infinite under "hybrid", the
@@ -147,18 +159,26 @@ def layer_bootstrap(
 
 @dataclass(frozen=True)
 class Attenuation:
-    """A partial correlation before and after controls were added, on the same rows; `attenuation` returns it.
+    """A partial correlation before and after controls were added, on the same rows; `tls.stats.attenuation` returns it.
+
+        heads = tls.analyze_heads(model)
+        result = tls.stats.attenuation(heads, "freq_centroid", x="D_head", y="prev")
+        result.before.statistic, result.after.statistic, result.statistic
 
     Attributes:
-        before: correlation with the base controls only.
-        after: correlation with the base and the added controls.
+        before: `PartialCorrelation` with the base controls only.
+        after: `PartialCorrelation` with the base and the added controls.
         statistic: `1 - after / before`. 0: nothing changed; 1: nothing is left; above 1: the sign changed.
-        interval: percentile interval of the statistic over resampled clusters; NaN without draws.
+        interval: (low, high), percentiles of the statistic over resamples of layers; NaN without draws.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
-        n_clusters: clusters among the rows used.
-        draws, n_degenerate, level, seed: of the resampling, as in `LayerBootstrap`.
-        method: "hybrid" or "rank".
+        n_clusters: layers among the rows used.
+        draws: number of resamples.
+        n_degenerate: resamples without a statistic.
+        level: level of the interval.
+        seed: seed of the resampling.
+        method: "hybrid" (regress raw values on the controls, then rank the residuals) or "rank" (rank all columns
+            first).
         reason: why statistic or interval is NaN, else None.
     """
 
@@ -180,6 +200,7 @@ class Attenuation:
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def attenuation(
     table: pd.DataFrame,
     controls: str | Sequence[str] = ("rope_imag_frac", "freq_centroid"),
@@ -195,35 +216,40 @@ def attenuation(
     """Compute the share of a partial correlation that further controls remove ("Fingerprint, Not Blueprint", Table 3).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> columns = {"x": [1, 2, 3, 4, 5, 7], "y": [1, 3, 2, 5, 4, 6], "control": [1, 3, 2, 4, 4, 7]}
+    >>> columns = {"x": [1, 2, 3, 4, 5, 7], "y": [1, 3, 2, 5, 4, 6], "z": [1, 3, 2, 4, 4, 7]}
     >>> heads = pd.DataFrame({"layer": [0, 0, 1, 1, 2, 2], **columns})
-    >>> result = tls.stats.attenuation(heads, "control", x="x", y="y", base=())
-    >>> round(result.before.statistic, 2), round(result.after.statistic, 2), round(result.statistic, 2)
-    (0.89, 0.09, 0.9)
+    >>> result = tls.stats.attenuation(heads, "z", x="x", y="y", base=())
+    >>> round(result.before.statistic, 2), round(result.after.statistic, 2)
+    (0.89, 0.09)
+    >>> round(result.statistic, 2)
+    0.9
 
     Use it to ask how much of a relation two columns share with other columns of the table.
 
     Args:
-        table: one row per head, of one model at one step.
-        controls: name or names of the added control columns.
-        x, y: names of the two correlated columns.
-        base: name or names of the controls in both correlations.
-        method: "hybrid" (default) or "rank", as in `partial_spearman`. FP prints both, and they can differ much.
-        draws: number of resamples for the interval; 0 (default) gives no interval.
-        level, seed: of the interval, as in `layer_bootstrap`.
+        table: one row per head, of one model at one step, with a column `layer`.
+        controls: name or names of the added control columns. Default: "rope_imag_frac" and "freq_centroid".
+        x, y: names of the two correlated columns. Default: "D_head" and "prev".
+        base: name or names of the controls in both correlations. Default: "dir_frac".
+        method: "hybrid" (default): regress raw values on the controls, then rank the residuals. "rank": rank first. The
+            paper prints both, and they can differ much.
+        draws: number of resamples of layers for the interval; 0 (default) gives no interval.
+        level, seed: level of the interval (default 0.95) and seed of the resampling (default 0).
 
     Returns:
-        `Attenuation`. Rows with NaN in a used column are left out of both correlations. The interval is NaN, with a
-        reason, if the interval of the first correlation contains 0, because a share of 0 is unbounded.
+        `Attenuation` with `.statistic` (1 - after / before, no unit), `.before` and `.after` (correlations, each with
+            `.statistic`), `.interval`, `.n`, `.n_dropped` (rows with NaN) and `.reason`. The interval is NaN, with a
+            reason, if the interval of the first correlation contains 0, because the share is then unbounded.
 
     Raises:
         ValueError: `controls` is empty, the table lacks a column or has several models or steps, a value is infinite
             under "hybrid", the method is unknown, `draws` is 1 or negative, or `level` is outside (0, 1).
 
     Not established: mediation. All columns come from the same weights; the share says how much variance they have in
-    common. If x follows a control along a curve, the result is wrong: see `partial_spearman`. More: docs/statistics.md
+    common. It is wrong if x follows a control along a curve. More: docs/statistics.md
     """
     require_known("method", method, get_args(RankMethod))
+    controls = as_names(controls)
     if not controls:
         raise ValueError("controls is empty: name at least one control to add")
     if draws:
@@ -279,7 +305,11 @@ def _check_resampling(draws: int, level: float) -> None:
 def _complete(
     heads: pd.DataFrame, names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
-    """Return the named columns, and the layer numbers from 0, of the rows in which nothing is missing."""
+    """Return two arrays about the rows of the table `heads` without NaN: the columns in `names` [rows, variables], and
+    the layer of each row, numbered from 0 without gaps.
+
+    Raises ValueError if the table lacks a column or mixes several models or steps.
+    """
     require_columns(heads, ["layer"])
     require_one_population(heads)
     variables, clusters = table_columns(heads, names), pd.factorize(heads["layer"], sort=True)[0]
@@ -290,10 +320,12 @@ def _complete(
 def _over_resamples(
     clusters: Int64[np.ndarray, "rows"], draws: int, seed: int, statistic: Callable[[np.ndarray], float]
 ) -> Float64[np.ndarray, "draws"]:
-    """Return the statistic of each resample; all NaN with fewer than three clusters.
+    """Return an array with the statistic of each of `draws` resamples of clusters; all NaN with fewer than three
+    clusters.
 
-    `statistic` gets the row numbers of a resample. A resample has as many clusters as the table, drawn with
-    replacement, each with all its rows.
+    `clusters`: cluster (layer) of each row. `seed`: of the resampling. `statistic`: function of the row numbers of a
+    resample that returns a number. A resample has as many clusters as the table, drawn with replacement, each with all
+    its rows.
     """
     if len(np.unique(clusters)) < FEWEST_CLUSTERS:
         return np.full(draws, np.nan)
@@ -305,7 +337,11 @@ def _over_resamples(
 def _interval_or_reason(
     resampled: Float64[np.ndarray, "draws"], level: float, n_clusters: int
 ) -> tuple[tuple[float, float], str | None]:
-    """Return the percentile interval of the values that are not NaN and None, or two NaN and the reason."""
+    """Return (low, high) and None, or two NaN and the reason why no interval can be given.
+
+    `resampled`: the statistic of each resample. The interval has the percentiles of the values that are not NaN, at
+    `level`. It is not given for fewer than three of `n_clusters`, or if more than half of the values are NaN.
+    """
     usable = resampled[~np.isnan(resampled)]
     if n_clusters < FEWEST_CLUSTERS:
         return (math.nan, math.nan), f"{n_clusters} clusters are fewer than {FEWEST_CLUSTERS}"

@@ -11,6 +11,8 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int64
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.residuals import correlation_within_layers, residuals
 from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned, require_known
 from tlspectral.tables.html_summary import html_summary
@@ -21,7 +23,15 @@ RankMethod = Literal["hybrid", "rank"]
 
 @dataclass(frozen=True)
 class PartialCorrelation:
-    """A correlation of x and y after controls were removed from both.
+    """A rank correlation of x and y after controls were removed from both; `tls.stats.partial_spearman` returns it.
+
+        heads = tls.analyze_heads(model)
+        controls, layers = heads[["dir_frac"]], heads["layer"]
+        result = tls.stats.partial_spearman(heads["D_head"], heads["prev"], controls, layers=layers)
+        result.statistic, result.pvalue
+
+    Here x and y are the columns `D_head` and `prev` of the head table, the control is `dir_frac`, and heads are
+    compared within their layer.
 
     Attributes:
         statistic: the correlation, -1 to 1, or NaN.
@@ -30,9 +40,12 @@ class PartialCorrelation:
         n: rows used.
         n_dropped: rows left out because a value was NaN.
         n_controls: linearly independent controls; a constant or repeated control is not counted.
-        method: "hybrid" or "rank".
+        method: "hybrid" (x and y were regressed on the controls, then the residuals ranked) or "rank" (x, y and the
+            controls were ranked, then x and y regressed).
         reason: why the statistic is NaN, else None.
         n_layers: layers with two or more heads; None if rows were not compared within layers.
+
+    Not established: causation; or significance, if rows depend on each other and no layers were given.
     """
 
     _repr_html_ = html_summary
@@ -47,6 +60,7 @@ class PartialCorrelation:
     n_layers: int | None = None
 
 
+@checked_settings
 def partial_spearman(
     x: Values,
     y: Values,
@@ -55,28 +69,29 @@ def partial_spearman(
     method: RankMethod = "hybrid",
     layers: Values | None = None,
 ) -> PartialCorrelation:
-    """Return the rank correlation of x and y with controls removed from both (FP sections 5 to 7, Tables 2 and 3).
-
-    >>> import numpy as np, tlspectral as tls
-    >>> x, y, control = np.array([1, 2, 3, 4, 5, 7]), np.array([1, 3, 2, 5, 4, 6]), np.array([1, 3, 2, 4, 4, 7])
-    >>> round(tls.stats.partial_spearman(x, y, control).statistic, 2)
-    0.09
+    """Return the rank correlation of x and y with controls removed from both.
 
     Use it to test whether two columns of a head table are related beyond a third. Give `layers` for a p-value that can
-    be trusted.
+    be trusted. The method is that of "Fingerprint, Not Blueprint", sections 5 to 7.
+
+    >>> import tlspectral as tls
+    >>> x, y, control = [1, 2, 3, 4, 5, 7], [1, 3, 2, 5, 4, 6], [1, 3, 2, 4, 4, 7]
+    >>> round(tls.stats.partial_spearman(x, y, control).statistic, 2)
+    0.09
 
     Args:
         x, y: numbers, [rows].
         controls: numbers, [rows] or [rows, controls], or a DataFrame; [rows, 0] gives the plain Spearman correlation.
         method:
-            - "hybrid" (default, as in FP): regress the raw x and y on the raw controls, then rank the residuals.
+            - "hybrid" (default, as in the paper): regress the raw x and y on the raw controls, then rank the residuals.
             - "rank": rank x, y and every control first, regress, then take Pearson's correlation.
         layers: layer of each row, [rows], of one model. Heads are then compared only within their layer, and the
-            p-value does not assume independent heads.
+            p-value does not assume independent heads. Default: None.
 
     Returns:
-        `PartialCorrelation`. Rows with a missing value or layer are left out and counted. The statistic is NaN, with a
-        reason, if x or y is constant or a linear function of the controls, or if too few rows or layers are left.
+        `PartialCorrelation` with `.statistic` (-1 to 1), `.pvalue` (two-sided t test), `.n`, `.n_dropped` (rows with a
+            missing value or layer, left out), `.n_controls`, `.n_layers` and `.reason`. The statistic is NaN, with a
+            reason, if x or y is constant or a linear function of the controls, or if too few rows or layers are left.
 
     Raises:
         ValueError: lengths differ, values are not numbers, a value is infinite under "hybrid", the method is unknown,
@@ -95,6 +110,8 @@ def partial_spearman(
         )
     if layers is None:
         return partial_correlation(np.column_stack(columns), method)
+    if np.ndim(layers) != 1:
+        raise ValueError(f"layers must be a list of one layer per row; found {shown(layers)}")
     if len(layers) != len(columns[0]):
         raise ValueError(
             f"layers has {len(layers)} entries and x has {len(columns[0])} rows: give the layer of each row"
@@ -110,8 +127,12 @@ def partial_correlation(
     method: RankMethod,
     layers: Int64[np.ndarray, "rows"] | None = None,
 ) -> PartialCorrelation:
-    """Compute `partial_spearman` for a matrix with the columns x, y and controls. A layer of -1 means that it is
-    missing.
+    """Return the `PartialCorrelation` of the first two columns of `variables`, with its other columns as controls.
+
+    It has `statistic` (-1 to 1), `pvalue` and the numbers of rows, controls and layers used. `method`: "hybrid"
+    regresses raw values on the controls and ranks the residuals; "rank" ranks the columns first. `layers`: layer of
+    each row, -1 if unknown; heads are then compared within layers. None compares all rows. Rows with NaN or an unknown
+    layer are left out. Raises ValueError for infinite values under "hybrid".
     """
     complete = complete_rows(variables)
     if layers is not None:
@@ -134,9 +155,11 @@ def partial_correlation(
 def residual_correlation(
     variables: Float64[np.ndarray, "rows variables"], method: RankMethod
 ) -> tuple[float, int, str | None]:
-    """Return the correlation, the number of independent controls, and the reason if it is NaN (else None).
+    """Return three things: the partial rank correlation (-1 to 1), the number of linearly independent controls, and the
+    reason if the correlation is NaN (else None).
 
-    Columns are x, y and controls; rows must not have NaN.
+    `variables`: columns x, y and controls, without NaN. `method`: "hybrid" regresses raw columns on the controls and
+    ranks the residuals; "rank" ranks all columns first.
     """
     if len(variables) < 3:
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
@@ -152,7 +175,10 @@ def residual_correlation(
 
 @dataclass(frozen=True, eq=False)
 class FalseDiscovery:
-    """P-values adjusted by Benjamini and Hochberg, in the order of the input.
+    """P-values adjusted by Benjamini and Hochberg, in the order of the input; `benjamini_hochberg` returns it.
+
+        result = tls.stats.benjamini_hochberg([0.01, 0.02, 0.5])  # the p-values of one family of tests
+        result.q, result.n
 
     Attributes:
         q: adjusted p-values [tests]: the smallest false discovery rate at which the test is rejected.
@@ -166,7 +192,7 @@ class FalseDiscovery:
 
 
 def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
-    """Adjust the p-values of one family of tests for the false discovery rate (Benjamini and Hochberg; FP Table 4).
+    """Adjust the p-values of one family of tests for the false discovery rate (Benjamini and Hochberg).
 
     >>> import tlspectral as tls
     >>> tls.stats.benjamini_hochberg([0.01, 0.02, 0.5]).q.round(2).tolist()
@@ -178,7 +204,7 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
         pvalues: [tests], from 0 to 1. A NaN does not count as a test, and its q is NaN.
 
     Returns:
-        `FalseDiscovery` with `q` [tests] and `n`.
+        `FalseDiscovery` with `.q`, the adjusted p-values [tests] from 0 to 1, and `.n`, the number of tests.
 
     Raises:
         ValueError: `pvalues` is not one-dimensional, or a value is outside [0, 1].
@@ -200,7 +226,7 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
 
 
 def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
-    """Return Pearson's correlation of two columns that are not constant."""
+    """Return Pearson's correlation (-1 to 1) of the two columns of `pair`, neither of which may be constant."""
     x, y = (pair - pair.mean(0)).T
     return float(np.clip(x @ y / math.sqrt((x @ x) * (y @ y)), -1, 1))
 

@@ -13,12 +13,12 @@ FEWEST_CLUSTERS = 3
 def jackknife(
     correlation: float, left_out: Float64[np.ndarray, "clusters"], level: float
 ) -> tuple[tuple[float, float], float]:
-    """Return the interval (low, high) and two-sided p of a correlation by Student's t, with clusters - 1 degrees of
-    freedom.
+    """Return the interval (low, high) and the two-sided p of a correlation, from leaving out one cluster at a time.
 
-    `left_out[i]` is the correlation without cluster i. The jackknife's standard error is larger than the standard
-    deviation over resamples, which is too small for few clusters (MacKinnon, Nielsen and Webb 2023). All three numbers
-    are NaN for fewer than three clusters, or if a correlation is NaN.
+    Both use Student's t with clusters - 1 degrees of freedom. `left_out[i]`: the correlation without cluster i.
+    `level`: level of the interval, such as 0.95. The jackknife's standard error is larger than the standard deviation
+    over resamples, which is too small for few clusters (MacKinnon, Nielsen and Webb 2023). All three numbers are NaN
+    for fewer than three clusters, or if a correlation is NaN.
     """
     n = len(left_out)
     if n < FEWEST_CLUSTERS or math.isnan(correlation) or np.isnan(left_out).any():

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Bool
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.stats.values import Values, as_values, require_known
 from tlspectral.tables.html_summary import html_summary
 
@@ -21,19 +22,23 @@ _MOST_LABELINGS = 200_000
 
 @dataclass(frozen=True)
 class ModelPermutation:
-    """An exact permutation test of two groups of models; `model_permutation_test` returns it.
+    """An exact permutation test of two groups of models; `tls.stats.model_permutation_test` returns it.
+
+        test = tls.stats.model_permutation_test([0.5, 0.6, 0.7], [0.1, 0.2, 0.3])  # one number per model
+        test.statistic, test.pvalue
 
     Attributes:
         statistic: mean of x minus mean of y.
-        pvalue: share of all labelings, the observed labeling included, whose statistic is at least as extreme: as large
-            in absolute value (two-sided), as low ("less"), as high ("greater").
+        pvalue: share of all labelings (ways to choose which models form group x), the observed one included, whose
+            statistic is at least as extreme: as large in absolute value (two-sided), as low ("less"), as high
+            ("greater").
         floor: the smallest p-value that any labeling of these values could have.
         gap: lowest value of the upper group minus highest value of the lower group; the upper group is x or y,
             whichever gives the larger gap.
         separated: True if the gap is above 0, so that the groups do not overlap.
         n_permutations: number of labelings, `C(n, n_x)`.
         n: number of models.
-        alternative: "two-sided", "less" or "greater", for x.
+        alternative: "two-sided", "less" or "greater", for the mean of x minus the mean of y.
         method: how the p-value was computed, in words.
     """
 
@@ -50,25 +55,28 @@ class ModelPermutation:
     method: str
 
 
+@checked_settings
 def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "two-sided") -> ModelPermutation:
-    """Test exactly whether two groups of models differ, with one value per model ("Fingerprint, Not Blueprint", section
-    6).
+    """Test exactly whether two groups of models differ in a number, with one value per model.
 
     >>> import tlspectral as tls
     >>> test = tls.stats.model_permutation_test([0.5, 0.6, 0.7], [0.1, 0.2, 0.3])
     >>> round(test.statistic, 2), test.pvalue, test.floor
     (0.4, 0.1, 0.1)
 
-    Use it to compare kinds of models: heads of one model are not independent, models are. The p-value is the share of
-    all labelings whose difference of means is at least as extreme.
+    Use it to compare kinds of models: heads of one model are not independent, models are ("Fingerprint, Not Blueprint",
+    section 6). A labeling chooses which of the models form group x. The p-value is the share of all labelings whose
+    difference of means is at least as extreme as the observed difference.
 
     Args:
         x, y: one value per model of each group, [n_x] and [n_y].
         alternative: "two-sided" (default), "less" or "greater", for the mean of x minus the mean of y. With groups of
-            equal size the floor of a two-sided test is at least twice the floor of a one-sided test.
+            equal size the smallest p of a two-sided test is at least twice that of a one-sided test.
 
     Returns:
-        `ModelPermutation`, with `pvalue` and `floor`, the smallest p-value that these values allow.
+        `ModelPermutation` with `.statistic` (mean of x minus mean of y, in the unit of the values), `.pvalue`, `.floor`
+            (the smallest p-value that these values allow), `.gap` and `.separated` (do the groups overlap?),
+            `.n_permutations` and `.n` (models).
 
     Raises:
         ValueError: a group is empty, a value is not finite, there are more than 200,000 labelings, or the alternative
@@ -110,8 +118,9 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
 
 
 def _labelings(n: int, n_x: int) -> Bool[np.ndarray, "labelings n"]:
-    """Return every choice of n_x of n models, a row each, True for the chosen models; row 0 chooses the first n_x
-    models.
+    """Return a boolean row for each choice of n_x of n models, True for chosen models; row 0 chooses the first n_x.
+
+    Raises ValueError for more than 200,000 choices.
     """
     count = math.comb(n, n_x)
     if count > _MOST_LABELINGS:

@@ -11,6 +11,8 @@ LEAST_SPREAD = 0.05
 def unseen_share(n: int, level: float = 0.95) -> float:
     """Return the largest share of cases that `n` independent draws all miss with probability 1 - `level`.
 
+    A kind of case with a smaller share than this can be absent from a sample of `n` cases.
+
     >>> [round(unseen_share(n), 2) for n in (8, 32)]
     [0.31, 0.09]
 
@@ -22,10 +24,11 @@ def unseen_share(n: int, level: float = 0.95) -> float:
 def ratio_interval(
     part: Float64[np.ndarray, "observations"], whole: Float64[np.ndarray, "observations"], level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the interval of mean(part) / mean(whole) by Fieller's theorem.
+    """Return the interval (low, high) of mean(part) / mean(whole) by Fieller's theorem.
 
     >>> import numpy as np
-    >>> low, high = ratio_interval(np.array([1.0, 2.5, 2.5, 4.5]), np.array([2.0, 4.0, 6.0, 8.0]))
+    >>> part, whole = np.array([1.0, 2.5, 2.5, 4.5]), np.array([2.0, 4.0, 6.0, 8.0])
+    >>> low, high = ratio_interval(part, whole)
     >>> round(low, 2), round(high, 2)
     (0.26, 0.79)
 
@@ -35,13 +38,13 @@ def ratio_interval(
     Args:
         part: numerator of each observation.
         whole: denominator of the same observations.
-        level: share of samples whose interval contains the ratio.
+        level: share of samples whose interval contains the ratio. Default: 0.95.
 
     Returns:
         Low and high end. Both are NaN for fewer than two observations, if the mean of `whole` does not differ from 0 at
-        this level, or if the residuals `part - ratio * whole` have a standard deviation below `LEAST_SPREAD` of the
-        mean of `whole`. A sample with such small residuals contains no observation in which `part` fails, so it cannot
-        show how often that happens: see `unseen_share`.
+            this level, or if the residuals `part - ratio * whole` have a standard deviation below 0.05 of the mean of
+            `whole`. A sample with such small residuals contains no observation in which `part` fails, so it cannot show
+            how often that happens: see `unseen_share`.
 
     Source: Fieller 1954, "Some problems in interval estimation".
 

@@ -23,12 +23,13 @@ _EXPLAINED = 1e-10
 def residuals(
     values: Float64[np.ndarray, "rows columns"], controls: Float64[np.ndarray, "rows controls"], names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows columns"], int, str | None]:
-    """Regress each column on the controls, with an intercept, by least squares. All values must be finite.
+    """Regress each column of `values` on the controls, with an intercept, by least squares. Return three things.
+
+    `names`: names of the columns in the reason. All values must be finite.
 
     Returns:
         Residuals [rows, columns] (the columns themselves if no control varies); the number of linearly independent
-        controls; and a reason if a column is constant or a linear function of the controls, else None. `names` are the
-        columns' names in the reason.
+            controls; and a reason if a column is constant or a linear function of the controls, else None.
     """
     for column, name in zip(values.T, names, strict=True):
         if (column == column[0]).all():
@@ -48,8 +49,9 @@ def residuals(
 
 
 def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.ndarray, "rows"]:
-    """Make values equal that differ from the next lower value by at most `closest`, so that rounding does not order
-    them.
+    """Return a copy of the values, in their order, with near ties made equal, so that rounding does not order them.
+
+    A value becomes equal to the next lower value if they differ by at most `closest`.
     """
     order = np.argsort(values)
     ascending = values[order]
@@ -60,7 +62,9 @@ def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.nda
 
 
 def _standardised(controls: Float64[np.ndarray, "rows controls"]) -> Float64[np.ndarray, "rows varying"]:
-    """Return the controls that vary, each with mean 0 and variance 1; constant controls are left out."""
+    """Return a new array with the controls that vary, each with mean 0 and variance 1; constant controls are left
+    out.
+    """
     centred = controls - controls.mean(0)
     spread = np.sqrt((centred**2).mean(0))
     varying = spread > _TIE * np.abs(controls).max(0, initial=0)
@@ -72,12 +76,14 @@ def correlation_within_layers(
     layers: Int64[np.ndarray, "rows"],
     method: Literal["hybrid", "rank"],
 ) -> tuple[float, float, int, int, str | None]:
-    """Return statistic, p, number of independent controls, number of layers used, and a reason if the numbers are NaN.
+    """Return five things: the partial rank correlation (-1 to 1), its two-sided p, the number of independent controls,
+    the number of layers used, and the reason if the first two are NaN (else None).
 
-    Columns of `variables` are x, y and controls, without NaN. The mean of each layer is subtracted from every column,
-    so that only differences within layers count. Each layer contributes the sum over its heads of the product of the
-    ranks of x and y. Without a correlation these sums have mean 0. They are independent if layers are, even if heads of
-    a layer depend on each other. p comes from a t test over these sums.
+    `variables`: columns x, y and controls, without NaN. `layers`: layer of each row. `method`: "hybrid" ranks the
+    residuals, "rank" ranks the columns first. The mean of each layer is subtracted from every column, so only
+    differences within layers count. Each layer contributes the sum over its heads of the product of the ranks of x and
+    y. Without a correlation these sums have mean 0. They are independent if layers are, even if heads of a layer depend
+    on each other. p comes from a t test over these sums.
     """
     layers = np.unique(layers, return_inverse=True)[1]
     sizes = np.bincount(layers)
@@ -103,8 +109,10 @@ def correlation_within_layers(
 
 
 def _student(contributions: Float64[np.ndarray, "layers"]) -> float:
-    """Return the two-sided p of a t test for mean 0, or 1 if all contributions are 0 (no layer in which x and y both
-    vary).
+    """Return the two-sided p of a t test that the contributions (one number per layer) have the mean 0; 1 if all
+    contributions are 0.
+
+    All are 0 if x and y do not both vary in any layer.
     """
     if not contributions.any():
         return 1.0

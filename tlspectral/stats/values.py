@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64
 
+from tlspectral.errors import shown
 from tlspectral.tables.joining import KEYS
-from tlspectral.tables.schema import require_one_row
+from tlspectral.tables.schema import require_one_row, require_table, shown_names
 
 Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
 """One number per head or model."""
@@ -17,7 +18,7 @@ _OF_ONE = ("model", "step")  # columns that must have a single value, otherwise 
 
 
 def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
-    """Return one column as float64 [rows]; missing and masked values become NaN.
+    """Return one column of numbers as a float64 array [rows]; missing and masked values become NaN.
 
     Raises:
         ValueError: the values are not numbers or not one-dimensional; the message calls them `name`.
@@ -29,7 +30,11 @@ def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
 
 
 def as_controls(controls: Values | pd.DataFrame) -> Float64[np.ndarray, "rows controls"]:
-    """Return controls as float64 [rows, controls]; a Series or 1-D array becomes a single column."""
+    """Return `controls` (numbers, a Series, an array or a DataFrame) as a float64 array [rows, controls]; a Series or
+    1-D array becomes a single column.
+
+    Raises ValueError for values that are not numbers.
+    """
     if isinstance(controls, pd.DataFrame):
         return table_columns(controls, list(controls.columns))
     array = _as_floats(controls, "controls")
@@ -46,11 +51,14 @@ def as_names(names: str | Iterable[str]) -> list[str]:
 def require_known(name: str, value: Any, known: Sequence[str]) -> None:
     """Raise ValueError unless `value` is one of `known`; the message calls it `name`."""
     if value not in known:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {value!r}")
+        raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {shown(value)}")
 
 
 def require_one_population(heads: pd.DataFrame) -> None:
-    """Raise ValueError if the table mixes heads of several models or training steps, whose layers would be confused."""
+    """Raise ValueError if the table mixes heads of several models or training steps, whose layers would be confused, or
+    has two rows for a head; TypeError if it is not a DataFrame.
+    """
+    require_table(heads, "give a table such as the result of tls.analyze_heads")
     for name in _OF_ONE:
         if name in heads and (several := heads[name].unique().tolist())[1:]:
             raise ValueError(
@@ -63,7 +71,8 @@ def require_one_population(heads: pd.DataFrame) -> None:
 
 
 def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarray, "rows columns"]:
-    """Return columns of a table as float64 [rows, columns], in the order of `names`.
+    """Return the columns `names` of the table `heads` as a float64 array [rows, columns], in the order of `names`;
+    missing values are NaN.
 
     Raises:
         ValueError: the table lacks a column, has it twice, or a column has values that are not numbers.
@@ -74,18 +83,22 @@ def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarr
 
 
 def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
-    """Raise ValueError if the table lacks one of the columns or has it twice."""
+    """Raise ValueError if the table `heads` lacks one of the columns `names` or has it twice, TypeError if it is not a
+    DataFrame.
+    """
+    require_table(heads, "give a table such as the result of tls.analyze_heads")
     absent = [name for name in names if name not in heads.columns]
     if absent:
-        raise ValueError(f"the table has no column {absent}: choose from {', '.join(map(str, heads.columns))}")
+        raise ValueError(f"the table has no column {shown(absent)}: choose from {shown_names(heads.columns)}")
     twice = [name for name in names if (heads.columns == name).sum() > 1]
     if twice:
         raise ValueError(f"the table has more than one column called {twice}: rename or drop one of them")
 
 
 def require_aligned(**values: Any) -> None:
-    """Raise ValueError if pandas objects have the same index labels in different orders, because rows are paired by
-    position.
+    """Raise ValueError if pandas objects have the same index labels in different orders, and would be paired wrongly.
+
+    `values`: the arguments by name; rows are paired by position. Objects without an index are not checked.
     """
     indexed = {name: value.index for name, value in values.items() if isinstance(value, pd.Series | pd.DataFrame)}
     if not indexed:
@@ -105,7 +118,7 @@ def require_aligned(**values: Any) -> None:
 
 
 def complete_rows(*columns: Float64[np.ndarray, "rows *columns"]) -> Bool[np.ndarray, "rows"]:
-    """Return a mask [rows], True for rows without NaN in any of the arrays."""
+    """Return a boolean mask [rows], True for rows without NaN in any of `columns`, arrays of the same rows."""
     complete = np.ones(len(columns[0]), dtype=bool)
     for column in columns:
         complete &= ~np.isnan(column).any(axis=tuple(range(1, column.ndim)))
@@ -113,7 +126,10 @@ def complete_rows(*columns: Float64[np.ndarray, "rows *columns"]) -> Bool[np.nda
 
 
 def _as_floats(values: Any, name: str) -> np.ndarray:
-    """Return values as a float64 array with NaN for missing and masked values; ValueError names the argument `name`."""
+    """Return values as a float64 array, with NaN for missing and masked values.
+
+    Raises ValueError, which calls the argument `name`, if they are not numbers.
+    """
     try:
         if isinstance(values, pd.Series):
             return values.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -121,4 +137,4 @@ def _as_floats(values: Any, name: str) -> np.ndarray:
             return np.ma.filled(values.astype(np.float64), np.nan)
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must hold numbers: {error}") from error
+        raise ValueError(f"{name} must hold numbers: {str(error)[:120]}") from error

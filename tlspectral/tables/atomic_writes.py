@@ -56,7 +56,9 @@ def whole_file(
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Rename `partial` to `target`, or do nothing if `target` exists."""
+    """Make the finished file `partial` appear as `target` in one step; if `target` exists, it stays as it is and
+    `partial` is not published.
+    """
     try:
         os.link(partial, target)
     except FileExistsError:
@@ -67,7 +69,8 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def unfinished_path(target: Path, folder: Path | None = None) -> Path:
-    """Return a hidden path for the temporary file of `target`, in `folder` (default: the folder of `target`).
+    """Return a hidden path for the temporary file of `target`, in `folder` (default: the folder of `target`). No file
+    is made.
 
     No other process or thread uses the path. Its name contains machine and process number, which `remove_left_overs`
     reads. It ends in ".part" because readers of `FOLDER/*.parquet` such as duckdb also read hidden files.
@@ -78,7 +81,7 @@ def unfinished_path(target: Path, folder: Path | None = None) -> Path:
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove unfinished files and folders of dead jobs anywhere below `folder`.
+    """Remove unfinished files and folders of dead jobs (names that `unfinished_path` makes) anywhere below `folder`.
 
     A job counts as dead if its file was not changed for a day. If the job ran on this machine, its process must be gone
     too.
@@ -100,8 +103,8 @@ def _host() -> str:
 
 
 def _is_running(process: int) -> bool:
-    """Return whether a process with this number runs on this machine; False on Windows, where it cannot be asked
-    safely.
+    """Return whether a process with this number (pid) runs on this machine; always False on Windows, where asking would
+    end it.
     """
     if os.name == "nt":  # os.kill would interrupt the process there
         return False

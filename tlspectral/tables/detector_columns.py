@@ -39,7 +39,7 @@ class Detector:
 
     @property
     def title(self) -> str:
-        """The kind with a capital letter, for the start of a line."""
+        """The detector's `kind` with a capital letter, such as "Previous-token"."""
         return self.kind.capitalize()
 
 
@@ -85,9 +85,10 @@ FRAMED = 0.3
 
 
 def framed_kind(scores: Mapping[Any, Any]) -> str:
-    """Return the name of the detector with the largest score, or "" if no score reaches `FRAMED` (0.3).
+    """Return the name of the detector with the largest score, such as "prev", or "" if no score reaches `FRAMED` (0.3).
 
-    `scores` is a row of a head table, a mapping with the detectors' names as keys. NaN counts as no score.
+    Pictures of heads draw a frame for this detector. `scores` is a row of a head table, a mapping with the detectors'
+    names as keys. NaN counts as no score.
     """
     known = {name: float(scores[name]) for name in DETECTORS if scores.get(name) is not None}
     return max((name for name in known if known[name] >= FRAMED), key=known.__getitem__, default="")

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.tables.detector_columns import DETECTORS, Detector
-from tlspectral.tables.schema import Column, Schema, columns, columns_of
+from tlspectral.tables.schema import Column, Schema, columns, columns_of, require_table
 
 # fmt: off
 _SHARE = "share"
@@ -35,7 +35,8 @@ _SHARED = (
 
 
 def _null_columns(metric: str) -> tuple[Column, ...]:
-    """Return the four columns that compare a metric with its random null: mean, standard deviation, z and percentile.
+    """Return the documentation of four columns of the head table as `Column`s: mean and standard deviation of the
+    random null of `metric`, such as "D_head", then z and percentile of the head.
     """
     unit = "ratio" if metric == "imag_mass" else _SHARE
     plain = {"dir_frac": "directional share", "D_head": "rotational share", "imag_mass": "imaginary mass"}
@@ -67,7 +68,9 @@ def _null_columns(metric: str) -> tuple[Column, ...]:
 
 
 def _detector_columns(detector: Detector) -> tuple[Column, Column]:
-    """Return the two columns of a detector: its score and the standard error of the score."""
+    """Return the documentation of a detector's two columns in the head table as `Column`s: its score, and the score's
+    standard error.
+    """
     return (
         Column(detector.name,
             f"Mean attention from each query of the second copy to {detector.target}, on random sequences [BOS, r, r]. "
@@ -84,15 +87,16 @@ def _detector_columns(detector: Detector) -> tuple[Column, Column]:
 
 
 def columns_under_headings(text: str) -> dict[str, tuple[Column, ...]]:
-    """Read a text in the format of `head_columns.txt`; return a dict from each heading, such as "latent", to its
-    columns.
+    """Read the documentation of columns from `text`, in the format of `head_columns.txt`; return a dict from each
+    heading, such as "latent", to its `Column`s.
     """
     _, *sections = re.split(r"^\[(\w+)\]\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
     return {heading: tuple(_columns_in(body)) for heading, body in zip(sections[::2], sections[1::2], strict=True)}
 
 
 def _columns_in(section: str) -> Iterator[Column]:
-    """Yield the columns under one heading in their order.
+    """Yield the `Column`s that are described below one heading of `head_columns.txt`, in their order. `section` is this
+    text.
 
     The line "null of ..." yields four columns for each metric, the line "detectors" two columns for each detector.
     """
@@ -138,14 +142,15 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
 
 
 def column_title(name: str) -> str:
-    """Return the title of a column for readers: its plain name, such as "rotational share (D_head)", or `name` if it
-    has none.
+    """Return the title of the column `name` of the head table for readers, such as "rotational share (D_head)"; `name`
+    itself if it has no title.
     """
     return COLUMNS[name].title if name in COLUMNS else name
 
 
 def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
-    """Return the typical null of a metric: medians over heads of the null's mean and of its standard deviation.
+    """Return (mean, standard deviation) of the typical random null of `metric`, such as "D_head": medians over the
+    heads of the table, in the metric's unit.
 
     Return None if the table has no null for this metric.
 
@@ -173,14 +178,19 @@ def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:
     '0 .. 1'
 
     Args:
-        table: a frame that this package made or read, such as a result of `join`. Default: the head table.
+        table: a DataFrame that this package made or read, such as the result of `tls.read_table`. Default: the head
+            table of `tls.analyze_heads`.
 
     Returns:
-        DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`. Rows
-        follow the table's columns, and the texts of an undocumented column are empty. Without a table, rows are the
-        head table's columns and then its extras.
+        DataFrame with string columns `name, meaning, unit, label, range, source, also_known_as, does_not_establish`.
+        Rows follow the table's columns. Without a table, rows are the head table's columns and then its extras.
+
+    It does not show how the numbers were made; model and settings are in `table.attrs`. The texts of a column are empty
+    if you added it, or if pandas (concat, merge) dropped the table's `attrs`. It fails (AttributeError) for anything
+    but a DataFrame.
     """
     if table is None:
         return pd.DataFrame([column.texts() for column in COLUMNS.values()])
+    require_table(table, "give a table of this package, or None")
     known = columns_of(table.attrs)
     return pd.DataFrame([known.get(name, Column(str(name), "", source="")).texts() for name in table])

@@ -11,9 +11,10 @@ _LONG = 80  # characters
 
 
 def html_summary(result: Any) -> str:
-    """Return a dataclass instance as an HTML table, one row per field that is not None.
+    """Return a dataclass instance as an HTML string: a table with the class's name above it, one row per field that is
+    not None.
 
-    Numbers have four significant digits. Values longer than 80 characters are cut.
+    Floats have three significant digits. Values longer than 80 characters are cut.
     """
     shown = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     rows = [(name, _short(value)) for name, value in shown.items() if value is not None]
@@ -21,7 +22,9 @@ def html_summary(result: Any) -> str:
 
 
 def html_rows(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return a title above an HTML table with one row per (name, text)."""
+    """Return an HTML string with a bold title above a table; `rows` are (name, text) pairs, one per row of the
+    table.
+    """
     cells = "".join(
         f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in rows
@@ -30,15 +33,15 @@ def html_rows(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a field's value as text of at most 80 characters; for a result with a `statistic`, the text of the
-    statistic.
+    """Return the value of a dataclass field as text of at most 80 characters; for a result with the field `statistic`,
+    only the text of its statistic.
     """
     if dataclasses.is_dataclass(value) and "statistic" in vars(value):
         return _short(vars(value)["statistic"])
     if isinstance(value, np.ndarray):
         return f"array of shape {value.shape}"
     if isinstance(value, (float, np.floating)):
-        return f"{value:.4g}"
+        return f"{value:.3g}"
     if isinstance(value, tuple):
         text = ", ".join(_short(part) for part in value)
         return text if len(text) <= _LONG else f"{len(value)} values: {text[: _LONG - 20]}..."

@@ -21,7 +21,9 @@ current_shard = _SHARD.get
 
 @contextmanager
 def sharing(shard: Any) -> Iterator[None]:
-    """Let measurements in the block make only the jobs of the given shard; None lets them make all jobs."""
+    """In the block, let measurements make only the jobs of `shard`, a `Shard` (the jobs of one of several processes);
+    with None they make all jobs. At the end of the block the earlier setting is restored.
+    """
     token = _SHARD.set(shard)
     try:
         yield
@@ -31,7 +33,7 @@ def sharing(shard: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a long piece of work; `finished_jobs` makes it and stores its table.
+    """A job of a long piece of work; `finished_jobs` runs it and stores the table that it returns.
 
     Attributes:
         name: name of the job and of its file.
@@ -63,20 +65,24 @@ class JobFailure:
 
     @classmethod
     def of_error(cls, error: Exception) -> "JobFailure":
-        """Return the failure that describes a caught exception."""
+        """Return the `JobFailure` that describes a caught exception."""
         frames = traceback.extract_tb(error.__traceback__)
         raised_in = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
         return cls(type(error).__name__, str(error), raised_in)
 
 
 def in_worker() -> bool:
-    """Return whether this thread works on a job that another thread or process sent to it."""
+    """Return True if this thread is inside a block of `working`: it makes a job that another thread or process sent
+    to it.
+    """
     return getattr(WORKER, "working", False)
 
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Mark this thread as a worker while the block runs, so that `in_worker` returns True."""
+    """Mark this thread as a worker while the block runs, so that `in_worker` returns True; at the end of the block the
+    mark is removed.
+    """
     WORKER.working = True
     try:
         yield

@@ -38,29 +38,32 @@ def join(table: pd.DataFrame, /, *tables: pd.DataFrame, **more: pd.DataFrame) ->
     >>> heads = tls.analyze_heads(model, null_draws=10)
     >>> phase = tls.ablation_sweep(model, "rope_phase", heads=["L0H3", "L1H0"])
     >>> joined = tls.tables.join(heads, phase)
-    >>> joined[["name", "prev", "rope_phase_delta"]].dropna().round(1).to_string(index=False, header=False).split()
+    >>> columns = ["name", "prev", "rope_phase_delta"]
+    >>> joined[columns].dropna().round(1).to_string(index=False, header=False).split()
     ['L0H3', '0.9', '1.3', 'L1H0', '0.0', '0.0']
 
-    Use it to compare numbers of different functions head by head. If `heads` is a sweep, the same sweep on other tasks
-    is put beside it: `join(on_names, text=on_text)` adds the columns `text_delta`, `text_excess_z` and so on.
+    Use it to compare numbers of different functions head by head. A sweep (table of removed parts) can also be joined
+    with the same sweep on other tasks: `tls.tables.join(on_names, text=on_text)` adds `text_delta`, `text_excess_z` and
+    so on.
 
     Args:
-        table: table of `analyze_heads`, whose rows and order are kept, or a sweep (`ablation_sweep`, `band_effects`).
+        table: table of `analyze_heads`, whose rows and order are kept, or a sweep of `ablation_sweep` or
+            `band_effects`.
         tables: other tables with `layer` and `head`, such as the tables of `positional_symbolic`, `ablation_sweep`,
             `band_effects`, `frequency_table` or `heads.kernel_prediction`.
         more: tables with a name, which precedes all their columns. Use it for tables that share columns with others.
 
     Returns:
-        The columns of `table`, then the columns of each table. A value of part, mode, kind, band, frequency or offset
-        precedes the name: `rope_phase_delta`. A head that a table lacks has missing values there. `attrs` are those in
-        `table`; `attrs["joined"]` holds the `attrs` of each other table.
+        DataFrame: the columns of `table`, then the columns of each other table, in their units. If a table has several
+        rows per head, the value of part, mode, kind, band, frequency or offset precedes the name: `rope_phase_delta`. A
+        head that a table lacks has missing values there. `attrs["joined"]` has the `attrs` of each other table.
 
     Raises:
         ValueError: a table has other weights, or weights that cannot be compared; it has a head that `table` lacks;
-            several of its rows belong to one head; a column exists already; or a second sweep removed something else
-            than the first.
+            several of its rows belong to one head; a column exists already; or a second sweep removed another part than
+            the first.
 
-    Tables whose columns changed their meaning since they were made are joined with a warning.
+    A warning names columns whose meaning changed since a table was made.
 
     Not established: that the numbers belong together. Prompts and seeds may differ: see `attrs["joined"]`. Hashes cover
     attention, embedding and unembedding, not MLPs. More: docs/table.md
@@ -126,13 +129,14 @@ def join(table: pd.DataFrame, /, *tables: pd.DataFrame, **more: pd.DataFrame) ->
 
 
 def _is_sweep(table: pd.DataFrame) -> bool:
-    """Return whether a table is a sweep, which has a column part or band."""
+    """Return whether a table is a sweep (effects of removed parts), which has a column part or band."""
     return "part" in table or "band" in table
 
 
 def _require_same_cut(here: Mapping[Any, Any], there: Mapping[Any, Any], title: str) -> None:
-    """Raise ValueError if the `attrs` of two sweeps differ in more than the task; `title` names the second table in
-    messages.
+    """Raise ValueError if two sweeps differ in more than their task, such as in the removed part or its control.
+
+    `here` are the `attrs` of the first sweep, `there` of the second, which messages call `title`.
     """
     ignored = {*_OF_TASK, *origin_of(here), *origin_of(there), "table", "columns", "joined", "versions", MEANINGS}
     different = {
@@ -152,13 +156,15 @@ def _require_same_cut(here: Mapping[Any, Any], there: Mapping[Any, Any], title: 
 
 
 def _as_json(value: Any) -> str:
-    """Return a value as JSON, so that lists and tuples compare equal."""
+    """Return a value as JSON text, so that equal lists and tuples give equal texts."""
     return json.dumps(value, sort_keys=True, default=str)  # tables read from a file have lists instead of tuples
 
 
 def _row_said(rows: list[str], values: Sequence[Any]) -> str:
-    """Return the name of a row for messages: "L0H3" or the name of its set, then the other key columns with their
-    values.
+    """Return text that names a row of a table in messages: "L0H3" or the name of its set, then other key columns, such
+    as "band slow".
+
+    `rows` are the names of the key columns, `values` the row's values in them.
     """
     by_key = dict(zip(rows, values, strict=True))
     name = by_key.get("name", f"L{by_key['layer']}H{by_key['head']}")
@@ -166,11 +172,12 @@ def _row_said(rows: list[str], values: Sequence[Any]) -> str:
 
 
 def _wide(table: pd.DataFrame, title: str, rows: list[str], on: str) -> tuple[pd.DataFrame, dict[str, Column]]:
-    """Return the table with one row per value of the columns `rows`, and a dict from each new column to its
-    documentation.
+    """Return (wide table, dict from each new column to its `Column`): the wide table has one row per value of the
+    columns `rows`.
 
-    Values of key columns such as part become prefixes of the column names. `on` is added to the meaning of each column,
-    and `title` names the table in messages.
+    Values of further key columns such as part become prefixes of the column names. `on` is a sentence added to the
+    meaning of each column, and `title` names the table in messages. Raises ValueError for two rows that would fall
+    together.
     """
     bare = table.reset_index(drop=True)
     bare.attrs = {}
@@ -202,13 +209,17 @@ def _wide(table: pd.DataFrame, title: str, rows: list[str], on: str) -> tuple[pd
 
 
 def _spelled(key: str, value: Any) -> str:
-    """Return the prefix for a value of a key column: "rope_phase" for a text, "frequency_3" for a number."""
+    """Return a value of the key column `key` as a prefix of column names: "rope_phase" for a text, "frequency_3" for a
+    number.
+    """
     text = spelled(str(value))
     return text if isinstance(value, str) else f"{key}_{text}"
 
 
 def _filled(wide: pd.DataFrame, index: pd.Index) -> pd.DataFrame:
-    """Return the table with exactly the rows of `index`; rows that the table lacks get missing values."""
+    """Return a copy of the table `wide` with exactly the rows of `index`, in its order; a row that the table lacks gets
+    missing values (pandas' nullable types for whole numbers and booleans).
+    """
     # Whole numbers and flags cannot be missing in numpy's types, so they become pandas' nullable types.
     if len(index.difference(wide.index)):
         kinds = {"b": "boolean", "i": "Int64", "u": "Int64"}

@@ -38,7 +38,8 @@ class Change:
 
 
 def with_values(*names: str) -> Callable[[pd.DataFrame, Mapping[Any, Any]], list[str]]:
-    """Return a `touched` function that lists the named columns of a table that have any value.
+    """Return a function for `Change.touched`: it gets a table and its `attrs`, and lists the columns `names` that have
+    any value.
 
     It also finds these columns with a prefix from `join` and with the endings `_a`, `_b` and `_diff` of
     `compare_heads`.
@@ -52,10 +53,11 @@ def with_values(*names: str) -> Callable[[pd.DataFrame, Mapping[Any, Any]], list
 
 
 def _outputs(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
-    """Return the columns about removed outputs of a sweep that does not record the replacement.
+    """Return the names of columns about removed head outputs in an old sweep, a table with its `attrs`, which do not
+    record what replaced an output.
 
-    The list is empty on "induction" and "language", whose prompts have no pairs, because the meaning did not change for
-    these tasks.
+    In a table with a row per part this is the column "part". The list is empty for the tasks "induction" and
+    "language", whose prompts have no pairs, because the meaning did not change for them.
     """
     if "replace" in attrs or attrs.get("task") in _WITHOUT_PAIRS:
         return []
@@ -65,7 +67,10 @@ def _outputs(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
 
 
 def _band_controls(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
-    """Return the control columns of a sweep that removed rotary bands; an empty list for other sweeps."""
+    """Return the names of the control columns with values of a sweep that removed rotary bands; [] for any other sweep.
+
+    `table` is the sweep. `attrs`, its metadata, is not used.
+    """
     if "part" in table and (table["part"] == "rotary_band").any():
         return [str(name) for name in table if str(name).startswith("control_") and table[name].notna().any()]
     return [str(name) for name in table if re.match(r"(?:.+_)?rotary_band_control_", str(name))]
@@ -125,32 +130,36 @@ RENAMED = {
 
 
 def renamed_columns(name: Any) -> Mapping[str, str]:
-    """Return a dict from earlier to present names of the columns of the table `name`; empty for other values."""
+    """Return a dict from earlier to present column names of a table; `name` is its `attrs["table"]`. Empty if nothing
+    was renamed.
+    """
     return RENAMED.get(name, {}) if isinstance(name, str) else {}
 
 
 def followed(attrs: Mapping[Any, Any]) -> int:
-    """Return the number of changes that a table follows, read from its `attrs`; 0 if they have no such number."""
+    """Return how many entries of `CHANGES` (changes in the meaning of columns) were in force when a table was made,
+    from its `attrs`; 0 if they do not say.
+    """
     number = attrs.get(MEANINGS)
     return number if isinstance(number, int) and not isinstance(number, bool) else 0
 
 
 def carried(table: pd.DataFrame) -> dict[str, int]:
-    """Return the key "meanings" for the `attrs` of a table that is made from the columns of `table`.
+    """Return {"meanings": n} for the `attrs` of a new table that is made from the columns of `table`.
 
-    The value is the number of all changes if no column of `table` has an older meaning, otherwise the number of
-    `table`.
+    n is the number of changes in the meaning of columns that the new table follows: all, if no column of `table` has an
+    older meaning, otherwise as many as `table` follows, by its `attrs`.
     """
     return {MEANINGS: followed(table.attrs) if other_meanings(table) else len(CHANGES)}
 
 
 def changed(name: str) -> bool:
-    """Return whether any column of the table with this name ever changed its meaning."""
+    """Return whether any column of the table `name`, such as "faithfulness", ever changed its meaning."""
     return any(name in change.tables for change in CHANGES)
 
 
 def changes_of_function(name: str) -> int:
-    """Return the number of changes to all tables of a function; `name` is one of its tables, such as
+    """Return how often columns of a function's tables changed their meaning; `name` is one of its tables, such as
     `"head_history.heads"`.
     """
     function = name.partition(".")[0]
@@ -158,8 +167,8 @@ def changes_of_function(name: str) -> int:
 
 
 def other_meanings(table: pd.DataFrame) -> dict[int, list[str]]:
-    """Return a dict from the index of a change in `CHANGES` to the columns of the table that still have the older
-    meaning.
+    """Return a dict from the index of a change in `CHANGES` to the names of the table's columns that still have the
+    older meaning.
     """
     older: dict[int, list[str]] = {}
     for columns, attrs in _sources(table):
@@ -170,7 +179,9 @@ def other_meanings(table: pd.DataFrame) -> dict[int, list[str]]:
 
 
 def first_table(attrs: Mapping[Any, Any]) -> str | None:
-    """Return the name of a table from its `attrs`, or None; for a joined table, the name of the first table in it."""
+    """Return the name of a table from its `attrs`, such as "ablation_sweep", or None; for a joined table, the name of
+    the first table in it.
+    """
     name = attrs.get("table")
     if not isinstance(name, str) or not name.startswith(_JOIN):
         return name if isinstance(name, str) else None
@@ -179,7 +190,9 @@ def first_table(attrs: Mapping[Any, Any]) -> str | None:
 
 
 def _sources(table: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, Mapping[Any, Any]]]:
-    """Yield (columns, attrs) of a table; for a joined table, yield the columns and `attrs` of every table in it."""
+    """Yield (columns as a DataFrame, `attrs`) of a table; for a result of `join`, yield them for every table that was
+    joined.
+    """
     attrs = table.attrs
     made_by, joined = attrs.get("table"), attrs.get("joined")
     if not (isinstance(made_by, str) and made_by.startswith(_JOIN) and isinstance(joined, dict)):
@@ -197,7 +210,11 @@ def _sources(table: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, Mapping[Any, A
 
 
 def warn_of_older(table: pd.DataFrame, title: str) -> None:
-    """Warn about columns of a table that mean something else now; `title` names the table in the message."""
+    """Give a warning for each change that makes a column of the table mean something else now; `title` names the table
+    in it.
+
+    A table from a newer version of tlspectral also gets a warning.
+    """
     if followed(table.attrs) > len(CHANGES):
         warn_caller(
             f"{title} was made by a newer version of tlspectral, whose columns may mean something else: upgrade "
@@ -211,6 +228,6 @@ def warn_of_older(table: pd.DataFrame, title: str) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return column names as text, at most six of them and the number of the rest."""
+    """Return column names as one text: at most six names, then the number of the rest."""
     shown = list(names)
     return ", ".join(shown[:6]) + (f" and {len(shown) - 6} others" if len(shown) > 6 else "")

@@ -63,7 +63,9 @@ class Measurement:
 
     @cached_property
     def kept(self) -> "ResumeFolder | None":
-        """The opened folder, or None. Raises IncompatibleCheckpoint if it was made with other settings or scores."""
+        """The `ResumeFolder` at `folder`, opened and checked; None if there is no folder. Raises IncompatibleCheckpoint
+        if it was made with other settings or other scores.
+        """
         if self.folder is None:
             return None
         from tlspectral.tables.resume_folder import open_resume_folder  # files are not loaded where nothing is kept
@@ -78,31 +80,35 @@ class Measurement:
         return opened
 
     def first(self, job: Job) -> pd.DataFrame:
-        """Return the table of a job whose result all other jobs need. Every shard that does not find it makes it."""
+        """Return the table of a job whose result all other jobs need. A process that does not find it in the folder
+        makes it, whichever share of the jobs it has.
+        """
         with sharing(None):
             return self.made([job], description=job.name, unit="job")[job.name]
 
     def made(self, jobs: Iterable[Job], **how: Any) -> dict[str, pd.DataFrame]:
-        """Return a dict from each job's name to its table, read from the folder or made; `how` is passed to
-        `finished_jobs`.
+        """Return a dict from each job's name to its table, read from the folder or made. `how` has further arguments of
+        `finished_jobs`, such as `description`.
         """
         return finished_jobs(jobs, self.kept, n_jobs=self.n_jobs, **how)
 
     def table(self, frame: pd.DataFrame | Mapping[str, Any], **attrs: Any) -> pd.DataFrame:
-        """Return the frame in the order of the schema, with origin, settings and `attrs` in its `attrs`."""
+        """Return `frame`, a DataFrame or a dict of columns, as a new DataFrame with the columns in the order of the
+        schema; its `attrs` get `origin`, `settings` and the given `attrs`.
+        """
         return self.schema.frame(frame, {**self.origin, **self.settings, **attrs})
 
 
 def _as_json(scores: Iterable[float] | Mapping[str, float]) -> list[float] | dict[str, float]:
-    """Return scores as plain floats: a dict if they have names, otherwise a list."""
+    """Return scores as plain floats: a dict by name if they have names, otherwise a list."""
     if isinstance(scores, Mapping):
         return {str(name): float(value) for name, value in scores.items()}
     return [*map(float, scores)]
 
 
 def _by_name(scores: Any) -> dict[str, Any]:
-    """Return scores as a dict by name; entries of a list are named "prompt 0" and so on, any other value gives an empty
-    dict.
+    """Return scores as a dict by name: a dict as it is, a list with the names "prompt 0", "prompt 1" and so on,
+    anything else as {}.
     """
     if isinstance(scores, list):
         return {f"prompt {number}": value for number, value in enumerate(scores)}
@@ -110,7 +116,10 @@ def _by_name(scores: Any) -> dict[str, Any]:
 
 
 def _require_same_scores(folder: Path, name: str, stored: Any, now: list[float] | dict[str, float]) -> None:
-    """Raise IncompatibleCheckpoint if the scores stored in a folder under `name` differ from the model's scores now."""
+    """Raise IncompatibleCheckpoint if a folder's stored scores of the model differ from the scores `now`.
+
+    `stored` is the entry `name` in the folder's manifest; scores are a list by prompt or a dict by name.
+    """
     before, values = _by_name(stored), _by_name(now)
     if before.keys() != values.keys() or not all(isinstance(value, float | int) for value in before.values()):
         raise IncompatibleCheckpoint(
@@ -222,7 +231,9 @@ def finished_jobs(
 
 
 def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFolder | None") -> str:
-    """Return the message of an interrupt: how many items are stored, and how to go on."""
+    """Return the message of an interrupt: `finished` items (named `unit`) of `total` are stored in the folder, and how
+    to go on. Without a folder it says that nothing is kept.
+    """
     if folder is None:
         return "stopped, and nothing is kept: give folder= to keep finished work, and the same call goes on from there"
     of_all = "" if total is None else f" of {total}"
@@ -230,7 +241,7 @@ def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFo
 
 
 def stored_table(job: Job, folder: "ResumeFolder | None") -> pd.DataFrame | None:
-    """Read and check the table of a job; None if the folder does not have it.
+    """Return the table of a job from its file in the folder, after `job.check`; None if there is no folder or no file.
 
     Raises IncompatibleCheckpoint if the file belongs to other work.
     """
@@ -247,10 +258,10 @@ def _missing(
     take: Callable[[str, pd.DataFrame], None],
     failed: Callable[[str, JobFailure], None] | None,
 ) -> Iterator[Job]:
-    """Yield the jobs that the folder does not have.
+    """Yield the jobs whose tables the folder does not have; without a folder, all jobs.
 
     The function also adds each job's `items` to `sizes`, calls `take` with the name and table of each stored job, and
-    calls `failed` for a stored job that cannot be read.
+    calls `failed` for a stored job that cannot be read (if `failed` is None, its error is raised).
     """
     for job in jobs:
         sizes[job.name] = job.items
@@ -271,7 +282,11 @@ def _missing(
 def _made_here(
     jobs: Iterable[Job], folder: "ResumeFolder | None", prepare: Callable[[], Any] | None, goes_on: bool
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
-    """Make the jobs in this process, one after the other, and yield each name with its table or failure."""
+    """Make the jobs in this process, one after the other, and yield (name, table or failure) for each.
+
+    Tables are stored in `folder`, if it is not None. `prepare()` is called once, and its result passed to every job.
+    `goes_on=True` yields an error as a failure; otherwise it is raised.
+    """
     prepared: tuple[Any, ...] | None = None
     for job in jobs:
         if prepared is None:
@@ -284,10 +299,11 @@ def _made_here(
 def _made(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, *prepared: Any
 ) -> tuple[str, pd.DataFrame | JobFailure]:
-    """Make and store a job, and return its name with its table or failure.
+    """Run a job, store its table in `folder` (if it is not None), and return (the job's name, its table or failure).
 
-    If another process has stored the job meanwhile, return the stored table, even if making the job fails here. With
-    `goes_on` an error is returned as a failure; otherwise it is raised.
+    If another process has stored the job meanwhile, return the stored table, even if making the job fails here.
+    `prepared` is empty or holds the argument of `job.make`. `goes_on=True` returns an error as a failure; otherwise it
+    is raised.
     """
     try:
         table = stored_table(job, folder)
@@ -310,8 +326,10 @@ def _made(
 def _made_by_workers(
     jobs: list[Job], folder: "ResumeFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
-    """Distribute the jobs to joblib's workers, and yield each name with its table or failure in the order of
-    completion.
+    """Distribute the jobs to `n_jobs` workers of joblib, and yield (name, table or failure) in the order of completion.
+
+    Workers store tables in `folder`, if it is not None. `prepare()` is called once in each worker, and its result
+    passed to every job. `goes_on=True` yields an error as a failure; otherwise it is raised.
     """
     # An array, because joblib sends a large array only once: processes map its file, and Dask scatters it.
     packed = None
@@ -329,8 +347,12 @@ def _made_by_workers(
 def _made_there(
     job: Job, folder: "ResumeFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | JobFailure]:
-    """Make a job in a worker. `packed` is the pickled `prepare`; the worker keeps its result as long as `token` is the
-    same.
+    """Run a job in a worker, store its table in `folder` (if it is not None), and return (the job's name, its table or
+    failure).
+
+    `packed` is the pickled function `prepare` as bytes. The worker calls it once for each `token`, which stands for one
+    call of `finished_jobs`, and passes its result to the job. `goes_on=True` returns an error as a failure; otherwise
+    it is raised.
     """
     with without_bars(), working():
         if packed is None:
@@ -343,7 +365,7 @@ def _made_there(
 
 
 def backend_configured() -> bool:
-    """Return whether the caller chose joblib's backend with `joblib.parallel_config`."""
+    """Return whether the caller (a user of this package) chose joblib's backend with `joblib.parallel_config`."""
     # A preference changes the active backend only if no backend is configured.
     configured = type(joblib.parallel.get_active_backend(prefer="threads")[0])
     default = type(joblib.parallel.get_active_backend(prefer="processes")[0])
@@ -351,14 +373,14 @@ def backend_configured() -> bool:
 
 
 def configured_jobs() -> int:
-    """Return the number of workers that the caller set with `joblib.parallel_config`, or 1."""
+    """Return the number of workers that the caller set with `joblib.parallel_config`; 1 if none was set."""
     workers: Any = joblib.parallel.get_active_backend()[1]
     return 1 if workers is None else workers
 
 
 def _parallel(n_jobs: int) -> Any:
-    """Return joblib's `Parallel` with `n_jobs` workers, on the backend that the caller configured, otherwise on
-    processes.
+    """Return a `joblib.Parallel` with `n_jobs` workers that yields results as they finish: on the backend that the
+    caller configured, otherwise on processes.
 
     Raises ValueError for a backend that returns all results at the end, because then no job could be stored before.
     """
@@ -380,7 +402,10 @@ class _OwnWorkers:
     """State of the worker processes that joblib started for this package; joblib has one set and would keep it for
     minutes.
 
-    blocks: number of open `workers_kept` blocks. started: whether processes were started since the last shutdown.
+    Attributes:
+        lock: guards the other two.
+        blocks: number of open `workers_kept` blocks.
+        started: True if processes were started since the last shutdown.
     """
 
     lock: AbstractContextManager[Any]
@@ -393,9 +418,11 @@ _OWN = _OwnWorkers(threading.Lock())
 
 @contextmanager
 def workers_kept() -> Iterator[None]:
-    """Keep worker processes from one `finished_jobs` to the next; they end with the outermost of these blocks.
+    """In the block, keep joblib's worker processes from one `finished_jobs` to the next; they end with the outermost
+    block.
 
-    Starting the processes takes seconds because each imports torch. Workers of a configured backend are left alone.
+    Starting the processes takes seconds because each imports torch. Workers of a backend that the caller configured are
+    left alone.
     """
     with _OWN.lock:
         _OWN.blocks += 1
@@ -414,7 +441,7 @@ def workers_kept() -> Iterator[None]:
 
 
 def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate the rows of tables, with a new index and without `attrs`."""
+    """Return one DataFrame with the rows of all tables, a new index and no `attrs`."""
     bare = [table.copy(deep=False) for table in tables]
     # pandas.concat would compare the attrs of all tables, and none of them describes the whole.
     for table in bare:
@@ -423,9 +450,11 @@ def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Put several tables into one table, which `unbundled` takes apart. At least one table must have rows.
+    """Return one table with the rows of several named tables, which `unbundled` takes apart. At least one table must
+    have rows.
 
-    The column `table` holds the tables' names, `attrs["tables"]` their columns and dtypes. Index and `attrs` are lost.
+    The column `table` holds the tables' names, `attrs["tables"]` their columns and dtypes. Index and `attrs` of the
+    given tables are lost.
     """
     columns = {
         name: {str(column): str(kind) for column, kind in table.dtypes.items()} for name, table in tables.items()
@@ -436,7 +465,7 @@ def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def unbundled(bundle: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the dict from names to tables that `bundled` was given, with a new index and without `attrs`."""
+    """Return the dict from name to table that `bundled` was given, each table with a new index and without `attrs`."""
     bare = bundle.copy(deep=False)
     bare.attrs = {}
     # reindex, not a selection, because a column that only empty tables have is not in the bundle.

@@ -13,7 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import not_a, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.head_columns import describe_columns
 from tlspectral.tables.meanings import renamed_columns, warn_of_older
@@ -29,6 +30,7 @@ _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 _NO_PARQUET = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
+@checked_settings
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
     """Write a table as parquet, with the meaning of its columns and its provenance; as CSV if the name ends in .csv.
 
@@ -39,16 +41,20 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     ...     sorted(os.listdir(folder))
     ['frequencies.columns.csv', 'frequencies.csv']
 
-    Use parquet to keep a table: `read_table` returns it unchanged, and `pandas.read_parquet` reads it too. CSV is for
-    other programs. `heads.csv` has the numbers and `heads.columns.csv` the meaning of the columns. CSV has no
-    provenance, and `read_table` does not read it.
+    Use parquet to keep a table: `tls.read_table` returns it unchanged, and `pandas.read_parquet` reads it too. CSV is
+    for other programs. `heads.csv` has the numbers and `heads.columns.csv` the meaning of the columns. CSV has no
+    provenance, and `tls.read_table` does not read it.
 
     Args:
-        df: table of any columns. Columns that this package documents keep their documentation.
+        df: DataFrame of any columns. Columns that this package documents keep their documentation.
         path: file to write; an existing file is replaced. The file appears when it is complete, so an error leaves an
             older file unchanged.
         attrs_for_pandas: True lets `pandas.read_parquet` restore `df.attrs`. Give False for a file of a dataset,
-            because pandas would give all rows the `attrs` of the first file. `read_table` restores them in both cases.
+            because pandas would give all rows the `attrs` of the first file. `tls.read_table` restores them in both
+            cases. Default: True.
+
+    Returns:
+        None. A parquet file holds the table, the texts of its columns, and `df.attrs` (model, weights, settings).
 
     Raises:
         TypeError: `df` is not a DataFrame.
@@ -62,7 +68,10 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     Not established: that the numbers came from the recorded weights. Provenance is only a record. More: docs/table.md
     """
     if not isinstance(df, pd.DataFrame):
-        raise TypeError(f"write_table needs a DataFrame; found {type(df).__name__}: make one with pandas.DataFrame")
+        raise TypeError(
+            f"{not_a(df, 'a table')}: write_table needs a DataFrame; found {type(df).__name__}. Make one with "
+            "pandas.DataFrame"
+        )
     names = [str(name) for name in df.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -82,11 +91,12 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
 
 def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
-    """Return the bytes of the parquet file that `write_table` writes; equal tables give equal bytes.
+    """Return the bytes of a parquet file with the table `df`, its `attrs` and the meaning of its columns; equal tables
+    give equal bytes.
 
     The schema's key `tlspectral` holds JSON with `format`, `provenance` (`df.attrs`) and `columns` (documentation by
-    name). `tlspectral_sha256` is a checksum of the file. Raises ValueError for values that parquet or JSON cannot
-    store.
+    name). `tlspectral_sha256` is a checksum of the file. `attrs_for_pandas=True` stores `df.attrs` also where
+    `pandas.read_parquet` finds them. Raises ValueError for values that parquet or JSON cannot store.
     """
     provenance = _json_value(df.attrs, "df.attrs")
     # pyarrow and pandas write attrs too, and neither accepts numpy scalars.
@@ -116,8 +126,8 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
 
 
 def _parquet(table: pa.Table) -> bytes:
-    """Return the bytes of a parquet file. Raises one of `_NO_PARQUET` for a table that cannot be written and read
-    again.
+    """Return the bytes of a parquet file with this pyarrow table. Raises an error of pyarrow, or another class in
+    `_NO_PARQUET`, if it cannot be written and read again.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_checksum=True)
@@ -127,7 +137,7 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def _frame_of(table: pa.Table) -> pd.DataFrame:
-    """Return a DataFrame of a pyarrow table, with lists instead of arrays in columns of lists."""
+    """Return a pyarrow table as a DataFrame, in which columns of lists hold Python lists instead of arrays."""
     frame = table.to_pandas()
     for field in table.schema:
         if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):  # pandas turns lists into arrays
@@ -136,8 +146,10 @@ def _frame_of(table: pa.Table) -> pd.DataFrame:
 
 
 def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
-    """Return the error for a table that parquet cannot store: it names the first such column (or the index) and its
-    types.
+    """Return (do not raise) a ValueError for `frame`, a table that parquet cannot store: it names the first such
+    column, or the index, and its types.
+
+    `error` is what pyarrow or pandas raised for the whole table.
     """
     empty = pd.DataFrame(index=range(len(frame)))
     held = {f"column {name}": frame[name] for name in frame.columns} | {"the index": frame.index.to_frame(index=False)}
@@ -155,7 +167,9 @@ def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:
-    """Write the table as CSV, and the meaning of its columns as `NAME.columns.csv` beside it."""
+    """Write the table `df` as CSV to `path`, such as heads.csv, and the meaning of its columns to heads.columns.csv in
+    the same folder.
+    """
     docs = describe_columns(df)
     has_labels = any(name is not None for name in df.index.names)
     for table, file, index in ((docs, path.with_suffix(".columns.csv"), False), (df, path, has_labels)):
@@ -165,7 +179,9 @@ def _write_csv(df: pd.DataFrame, path: Path) -> None:
 
 @contextmanager
 def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add `path` to an operating system error that names no file, such as the error of a full disk."""
+    """In the block, add `path` as the file name to an operating system error that names no file, such as the error of a
+    full disk.
+    """
     try:
         yield
     except OSError as error:
@@ -174,8 +190,9 @@ def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
+@checked_settings
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read a table that `write_table` wrote: the same values, dtypes, index and `df.attrs`.
+    """Read a parquet file that `tls.write_table` wrote.
 
     >>> import tempfile, tlspectral as tls
     >>> table = tls.frequency_table(tls.load_model("tiny-rope"))
@@ -188,14 +205,20 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
         path: the parquet file.
 
     Returns:
-        The table as it was written. A warning names columns that mean something else since the table was made.
+        DataFrame with the values, dtypes and index that were written, and `df.attrs` (model, weights, settings).
+        `tls.tables.describe_columns(df)` gives the meaning and unit of its columns. A warning names columns that mean
+        something else since the table was made; columns that were renamed get their present name.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is not parquet, is damaged, was not written by `write_table`, or was written by a newer
-            version of this package. A checksum finds damage of a single bit, except in files of version 0.1.0, which
-            have no checksum.
+        ValueError: the file is not parquet (CSV is not read), is damaged, was not written by `write_table`, or was
+            written by a newer version of this package. A checksum finds damage of a single bit, except in files of
+            version 0.1.0, which have no checksum.
+
+    Not established: that the numbers came from the recorded weights. Provenance is only a record.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{not_a(path, 'the path of a table')}: give the path of a parquet file")
     described, table = _open(Path(path).expanduser())
     try:
         frame = _frame_of(table)
@@ -218,7 +241,10 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _open(path: Path) -> tuple[dict[str, Any], pa.Table]:
-    """Return the tlspectral metadata of a parquet file and its pyarrow table, after all checks of the file."""
+    """Check a parquet file, and return (its tlspectral metadata as a dict, its pyarrow table).
+
+    Raises FileNotFoundError, or ValueError if it is not such a file, is damaged, or has a newer format.
+    """
     if path.is_dir():
         raise ValueError(f"{path} is a folder, not a table: name the parquet file in it")
     if not path.exists():
@@ -249,27 +275,30 @@ def _open(path: Path) -> tuple[dict[str, Any], pa.Table]:
 
 
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> ValueError:
-    """Return the error for a file whose metadata cannot be read."""
+    """Return (do not raise) a ValueError for a file whose metadata cannot be read; `error` is the cause."""
     return ValueError(f"{path}: its metadata cannot be read ({error!r}): write the table again")
 
 
 def _with_digest(data: bytes, before: bytes, after: bytes) -> bytes:
-    """Replace the bytes `before` by `after` in a file. The search runs from the end, where a parquet file has its
-    footer.
+    """Return a copy of `data`, the bytes of a parquet file, in which the last occurrence of `before` is replaced by
+    `after`; unchanged if `before` is empty or missing.
+
+    The checksum stands in the footer, at the end of a parquet file.
     """
     start = data.rfind(before) if before else -1
     return data if start < 0 else data[:start] + after + data[start + len(before) :]
 
 
 def _damaged(path: str | os.PathLike[str], why: object) -> ValueError:
-    """Return the error for a damaged file; `why` is the reason in words."""
+    """Return (do not raise) a ValueError for a damaged file; `why` is the reason in words or an error."""
     return ValueError(f"{path} is a damaged or cut-off parquet file ({why}): write it again")
 
 
 def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Return the tlspectral part of a parquet file's metadata as a dict: format, provenance and columns.
+    """Return the tlspectral part of a parquet file's metadata as a dict with the keys format, provenance and columns.
 
-    Raises ValueError if it is missing, cannot be read, or has a newer format.
+    `metadata` is the file's metadata, `path` its name in messages. Raises ValueError if the part is missing, cannot be
+    read, or has a newer format.
     """
     if _KEY not in metadata:
         keys = ", ".join(sorted(key.decode(errors="replace") for key in metadata)) or "none"
@@ -293,9 +322,9 @@ def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) ->
 
 
 def _json_value(value: Any, where: str) -> Any:
-    """Return a copy of `value` with plain numbers instead of numpy scalars, and lists instead of tuples.
+    """Return a copy of `value` that JSON can store: plain numbers instead of numpy scalars, lists instead of tuples.
 
-    Raises ValueError for a value that JSON cannot store; `where` says in the message where it stands.
+    Raises ValueError for a value that JSON cannot store. `where` is its place in messages, such as "df.attrs['seed']".
     """
     if value is None or type(value) in (str, bool, int, float):
         return value

@@ -13,8 +13,8 @@ _LARGE = 1e7
 
 
 def short_number(value: float, decimals: int = 3) -> str:
-    """Return a number with three significant digits and at most `decimals` decimals; a tiny or huge number gets an
-    exponent.
+    """Return a number as text with three significant digits and at most `decimals` decimals; a tiny or huge number gets
+    an exponent.
 
         >>> [short_number(value) for value in (6.2832, 62.832, 0.0123, 2e-6)]
         ['6.28', '62.8', '0.012', '2e-6']
@@ -29,7 +29,9 @@ def short_number(value: float, decimals: int = 3) -> str:
 
 
 def printed(table: "pd.DataFrame", digits: int) -> str:
-    """Return a table as aligned text. `number_texts` formats each column of floats, and NaN is printed as a dash."""
+    """Return a table as aligned text: floats of a column with `digits` decimals (more, or scientific, if they would
+    print as 0 or are very large), and a dash for NaN.
+    """
     shown = table.copy(deep=False)
     for place, name in enumerate(table):
         column = table.iloc[:, place]

@@ -16,7 +16,9 @@ def bar(total: int | None, description: str, unit: str, *, initial: int = 0) -> 
     """Return a context manager that shows progress; its `update(n)` counts `n` more items.
 
     It is a tqdm bar in a notebook and if stderr is a terminal. Otherwise stderr gets a line per minute, and no line for
-    work under a minute. The environment variable `TQDM_DISABLE=1`, read at every call, switches both off.
+    work under a minute. `total` is the number of items (None: unknown), `description` the text in front, `unit` the
+    name of an item, `initial` the number of items done before. The environment variable `TQDM_DISABLE=1`, read at every
+    call, switches both off.
     """
     from tqdm.auto import tqdm
 
@@ -26,7 +28,11 @@ def bar(total: int | None, description: str, unit: str, *, initial: int = 0) -> 
 
 
 class _Lines:
-    """Progress as log lines, with the interface of a tqdm bar."""
+    """Progress as lines on stderr, one per minute, with the interface of a tqdm bar (a context manager with `update`).
+
+    `__init__` gets total (number of items, None if unknown), description (text in front), unit (name of an item) and
+    initial (items done before).
+    """
 
     def __init__(self, total: int | None, description: str, unit: str, initial: int):
         self.total, self.n, self._initial = total, initial, initial
@@ -37,10 +43,10 @@ class _Lines:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        """Print nothing; the caller reports the end."""
+        """Print nothing at the end of the block and let its errors through; the caller reports the end."""
 
     def update(self, n: int = 1) -> None:
-        """Count `n` more items, and write a line if the last line is a minute old."""
+        """Count `n` more items, and write a line to stderr if the last line is a minute old."""
         self.n += n
         now = monotonic()
         if now - self._last < _EVERY:
@@ -53,23 +59,25 @@ class _Lines:
         sys.stderr.flush()
 
     def set_postfix(self, measures: Any) -> None:
-        """Ignore the values that a bar would show at its end; log lines have no place for them."""
+        """Do nothing: a bar would show these values at its end, and log lines have no place for them."""
 
 
 def _clock(seconds: float) -> str:
-    """Return seconds as "m:ss" or "h:mm:ss"."""
+    """Return a number of seconds as text, "m:ss" or "h:mm:ss"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def hidden() -> bool:
-    """Return whether progress is switched off, by `without_bars` or by `TQDM_DISABLE`."""
+    """Return whether progress is switched off, by a block of `without_bars` or by the environment variable
+    `TQDM_DISABLE`.
+    """
     return _HIDDEN.get() or os.environ.get("TQDM_DISABLE", "0").lower() not in ("", "0", "false")
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Switch off bars and log lines inside the block, in this thread only."""
+    """Switch off progress bars and log lines inside the block, in this thread only; at its end they are as before."""
     token = _HIDDEN.set(True)
     try:
         yield

@@ -36,7 +36,8 @@ class ResumeFolder:
     noted: dict[str, Any] = field(default_factory=dict)
 
     def read(self, name: str) -> pd.DataFrame | None:
-        """Return the table of a finished job with the `attrs` that `write` got, or None if it has no file yet.
+        """Return the table of the finished job `name`, with the `attrs` that it was written with, or None if it has no
+        file yet.
 
         Raises:
             IncompatibleCheckpoint: the file has other settings, belongs to another job, or is damaged.
@@ -65,7 +66,7 @@ class ResumeFolder:
         return table
 
     def write(self, name: str, table: pd.DataFrame) -> bool:
-        """Write the file of a finished job, which appears when it is complete. An OSError names the file.
+        """Write the table of a finished job to its file, which appears when it is complete. An OSError names the file.
 
         Returns:
             True if the file holds this table. If another process finished the job first, its file stays, and the result
@@ -86,16 +87,17 @@ class ResumeFolder:
 def open_resume_folder(
     path: str | os.PathLike[str], settings: dict[str, Any], *, noted: dict[str, Any] | None = None
 ) -> ResumeFolder:
-    """Make the folder, or check that an existing folder was made with the same settings.
+    """Make a folder for finished jobs, or check that an existing folder was made with the same settings; return it as a
+    `ResumeFolder`.
 
-    If several processes make it at once, one process writes the manifest, and the others compare their settings with
-    it. Unfinished files of dead processes are removed.
+    If several processes make it at once, one process writes the manifest (the file with the settings), and the others
+    compare their settings with it. Unfinished files of dead processes are removed.
 
     Args:
         path: the folder; missing parents are made.
         settings: everything that the numbers depend on, as JSON.
-        noted: values to store beside the settings, which are not compared. For an existing folder the result has the
-            stored values.
+        noted: values to store in the manifest that are not compared. For an existing folder the result has the stored
+            values.
 
     Raises:
         ValueError: `path` is a file, or a link to a folder that does not exist.
@@ -141,7 +143,8 @@ def open_resume_folder(
 
 
 def _read_manifest(file: Path) -> dict[str, Any] | None:
-    """Return the manifest as a dict; None for an empty folder or a folder that holds only a damaged manifest.
+    """Return the settings in a folder's manifest `file` as a dict; None if the folder is empty or holds only a damaged
+    manifest.
 
     Raises IncompatibleCheckpoint if the folder holds other files but no manifest that can be read.
     """
@@ -168,7 +171,9 @@ def _read_manifest(file: Path) -> dict[str, Any] | None:
 
 
 def _other_version(stored_format: Any) -> str:
-    """Return the end of a message about a folder of another format: which version wrote it, and what to do."""
+    """Return the end of a message about a folder of another format: which version wrote it, and what to do.
+    `stored_format` is the format in its manifest.
+    """
     if isinstance(stored_format, int) and stored_format > _FORMAT:
         return (
             f"a newer version of tlspectral (format {stored_format}; this version has {_FORMAT}): upgrade tlspectral, "
@@ -178,6 +183,6 @@ def _other_version(stored_format: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a setting as JSON of at most 40 characters."""
+    """Return the value of a setting as JSON text of at most 40 characters."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -10,26 +10,28 @@ _ORIGIN = (*_NAMES, "backend", "weights_sha256", "weights_by_layer", "n_layers",
 
 
 def origin_of(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the entries of a table's `attrs` that identify its model; tables computed from this table keep them."""
+    """Return a dict with the entries of a table's `attrs` that identify its model: names, hashes of weights, number of
+    layers.
+    """
     return {key: attrs[key] for key in _ORIGIN if key in attrs}
 
 
 def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str, *, name: str = "head table") -> str:
-    """Raise ValueError if `origin` has other weights than the head table `heads` was made from.
+    """Raise ValueError if `origin` has other weights than the model of the head table `heads`.
 
     Models of different depth are refused. If the same backend read both, the hashes of all common layers must agree,
     and names may differ. Otherwise the model's name, revision, commit and file hash must agree, as far as both sides
     have them.
 
     Args:
-        heads: the head table.
-        origin: the origin of a model's view, or the `attrs` of another table.
-        what: name of `origin` in messages, such as "the draws".
-        name: name of `heads` in messages.
+        heads: a table whose `attrs` identify its model.
+        origin: the `attrs` of another table, or a dict about a loaded model with the same keys.
+        what: words for `origin` in messages, such as "the draws".
+        name: word for `heads` in messages.
 
     Returns:
-        "" if they agree. Otherwise the reason why they could not be compared: hashes are missing or cover other layers,
-        or a name is unknown.
+        "" if they agree. Otherwise a text: the reason why they could not be compared (hashes are missing or cover other
+        layers, or a name is unknown).
 
     Raises:
         ValueError: they differ.
@@ -66,7 +68,7 @@ def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str
 
 
 def layers_apart(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return which layers have different and which have equal weights, from the `attrs` of two tables.
+    """Return which layers have different and which have equal weights, from `a` and `b`, the `attrs` of two tables.
 
     The result is a dict such as `{"differ": [1], "equal": [0]}`, or `{"unknown": reason}` if hashes cannot be compared.
     The hash of a layer covers its attention weights and norm as stored, the embedding, the unembedding and the final
@@ -86,7 +88,10 @@ def layers_apart(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[str, Any]:
 def _require_equal(
     attrs: Mapping[Any, Any], origin: Mapping[Any, Any], keys: tuple[str, ...], what: str, name: str
 ) -> None:
-    """Raise ValueError if both `attrs` and `origin` have one of the `keys` and its values differ."""
+    """Raise ValueError if both `attrs` and `origin` have one of the `keys` and its values differ.
+
+    `name` and `what` are the words for `attrs` and `origin` in the message.
+    """
     for key in keys:
         here, other = attrs.get(key), origin.get(key)
         if here is not None and other is not None and here != other:
@@ -94,6 +99,6 @@ def _require_equal(
 
 
 def _named(attrs: Mapping[Any, Any]) -> str:
-    """Return the model's name and revision as text for messages."""
+    """Return the model's name and revision in a table's `attrs` as text for messages."""
     revision = f", revision {attrs['revision']}" if attrs.get("revision") else ""
     return f"{attrs.get('model') or 'a model without a name'}{revision}"

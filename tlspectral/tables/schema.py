@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.errors import not_a, shown
 from tlspectral.tables.meanings import CHANGES, MEANINGS, changed
 
 _DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys(("label", "text", "numbers"), "object")
@@ -20,7 +21,7 @@ _DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys((
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """The documentation of a column of a table; it holds no values.
 
     Attributes:
         name: name of the column.
@@ -47,33 +48,34 @@ class Column:
     does_not_establish: str = ""
 
     def texts(self) -> dict[str, str]:
-        """Return the documentation of the column as a dict from field name to text."""
+        """Return the documentation of the column as a dict from field name ("meaning", "unit", ...) to text."""
         return {name: value for name, value in vars(self).items() if isinstance(value, str)}
 
     @property
     def title(self) -> str:
-        """The name for readers: `label`, or `name` if there is no label."""
+        """The column's name for readers: `label`, or `name` if there is no label."""
         return self.label or self.name
 
     @property
     def dtype(self) -> str:
-        """The pandas dtype of the column when no value is missing."""
+        """The pandas dtype of the column as text, such as "float64", when no value is missing."""
         return _DTYPES.get(self.unit, "float64")
 
     @property
     def signed(self) -> bool:
-        """Whether the range includes values below 0."""
+        """True if the documented range of the column's values (`range`) begins below 0."""
         return self.range.removeprefix("about ").startswith("-")
 
 
 def columns(text: str, shared: Iterable[Column] = ()) -> tuple[Column, ...]:
-    """Read columns from text with one line per column: name, unit and meaning, separated by `|`.
+    """Read `Column`s from text with one line per column: name, unit and meaning, separated by `|`.
 
         >>> columns("value | nat | Mean loss.")
         (Column(name='value', meaning='Mean loss.', unit='nat', ...),)
 
     A `?` after a name marks a column that only some tables have. A line without a name continues the meaning above it.
-    A line of names only, such as "layer, head", takes these columns from `shared`; the first column of a name is taken.
+    A line of names only, such as "layer, head", takes these `Column`s from `shared`; if several have the name, the
+    first is taken.
     """
     known: dict[str, Column] = {}
     for column in shared:
@@ -93,7 +95,9 @@ def columns(text: str, shared: Iterable[Column] = ()) -> tuple[Column, ...]:
 
 
 def spelled(text: str) -> str:
-    """Return text in the form that column names have: `_` replaces all characters but letters, digits, `_` and `-`."""
+    """Return a copy of `text` in the form of column names: each character but letters, digits, `_` and `-`
+    becomes `_`.
+    """
     return re.sub(r"[^\w-]", "_", text)
 
 
@@ -103,7 +107,7 @@ _DOCUMENTED: dict[str, dict[str, Column]] = {}
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table in their order. The same column name may mean something else in another table.
+    """The documented columns of a table in their order. The same column name may mean something else in another table.
 
     Attributes:
         name: the function that returns the table. If it returns several tables, the table's name follows after a dot.
@@ -120,15 +124,16 @@ class Schema:
         _DOCUMENTED.setdefault(self.name, {}).update({column.name: column for column in self.columns})
 
     def frame(self, data: Any, attrs: Mapping[Any, Any] | None = None) -> pd.DataFrame:
-        """Return `data` as a frame with the columns in the order of the schema, and the table's name in
+        """Return `data` as a DataFrame with the columns in the order of the schema, and the table's name in
         `attrs["table"]`.
 
-        `attrs["meanings"]` is the number of changes of meaning that the table follows (`tables.meanings`). If the
-        schema has `name` and the data only `layer` and `head`, names such as L16H0 are added. An empty table gets the
-        dtypes of its columns. Data without rows and columns give a table of all columns that are always there.
+        `attrs["meanings"]` is the number of changes in the meaning of columns that the table follows
+        (`tables.meanings`). If the schema has `name` and the data only `layer` and `head`, names such as L16H0 are
+        added. An empty table gets the dtypes of its columns. Data without rows and columns give a table of all columns
+        that are always there.
 
         Args:
-            data: a frame, a dict of columns, or rows. Columns that are not always there may be missing.
+            data: a DataFrame, a dict of columns, or rows. Columns that are not always there may be missing.
             attrs: entries to add to the frame's own `attrs`.
 
         Raises:
@@ -162,21 +167,25 @@ _SCHEMAS: dict[str, Schema] = {}
 
 
 def known_schemas() -> dict[str, Schema]:
-    """Return a dict from table name to schema, for all modules that this process has imported."""
+    """Return a dict from table name to `Schema`, for all modules that this process has imported."""
     return dict(_SCHEMAS)
 
 
 def columns_of(attrs: Mapping[Any, Any]) -> Mapping[str, Column]:
-    """Return the documented columns, by name, of the table that `attrs["table"]` names; {} if it is unknown."""
+    """Return a mapping from column name to `Column` for the table that `attrs["table"]` names; {} if that table is
+    unknown.
+    """
     name = attrs.get("table")
     return _DOCUMENTED.get(name, {}) if isinstance(name, str) else {}
 
 
 def remember(name: Any, docs: Any) -> None:
-    """Store the column texts `docs` that a file holds for the table `name`.
+    """Store the column texts that a file holds for the table `name`; `docs` is a dict from column name to {field:
+    text}.
 
     A process that has not imported the function that makes this table can then write the texts again. Texts of an
-    imported schema take precedence. Fields that this version does not know are left out.
+    imported schema take precedence. Fields that this version does not know are left out. Other types of `name` or
+    `docs` are ignored.
     """
     if not isinstance(name, str) or not isinstance(docs, dict):
         return
@@ -189,22 +198,35 @@ def remember(name: Any, docs: Any) -> None:
             )
 
 
+def require_table(table: Any, hint: str, *, name: str = "table") -> None:
+    """Raise TypeError unless `table` is a DataFrame. The message calls it `name` and ends with `hint`."""
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"{not_a(table, 'a table')}: the {name} has to be a DataFrame; {hint}")
+
+
 def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: str = "table") -> None:
     """Raise ValueError if the table lacks one of the columns or has no rows.
 
-    The message calls the table `name` and tells the user to give a table of `made_by`, a function, a command or a file.
+    The message calls the table `name` and tells the user to give a table of `made_by`, such as "analyze_heads".
     """
+    require_table(table, f"give a table of {made_by}", name=name)
     missing = [column for column in columns if column not in table]
     if missing:
-        raise ValueError(f"the {name} has no column {', '.join(missing)}: give a table of {made_by}")
+        raise ValueError(f"the {name} has no column {shown_names(missing)}: give a table of {made_by}")
     if table.empty:
         raise ValueError(f"the {name} has no rows: give a table of {made_by} with at least one")
+
+
+def shown_names(names: Iterable[Any]) -> str:
+    """Return column names as text for a message: the first 20, and long names shortened."""
+    texts = [text if len(text := str(name)) <= 60 else shown(name, 60) for name in names]
+    return ", ".join(texts[:20]) + f", ... ({len(texts)} columns)" * (len(texts) > 20)
 
 
 def require_one_row(table: pd.DataFrame, keys: list[str], hint: str, *, name: str = "table") -> None:
     """Raise ValueError if two rows of the table have equal values in the columns `keys`.
 
-    The message calls the table `name`, shows the first such row and ends with `hint`.
+    The message calls the table `name`, shows the first such row and ends with `hint`, which says what to do.
     """
     repeated = table.duplicated(keys)
     if repeated.any():

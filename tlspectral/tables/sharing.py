@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tlspectral.errors import MissingParts, UserBlock
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.job import sharing
 
@@ -30,10 +31,12 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Shard:
-    """The share of one process: every `count`-th job, beginning with job number `index` (from 1); no job if `index` is
+    """The jobs of one process: every `count`-th job, beginning with job number `index` (from 1); no job if `index` is
     0.
 
     Attributes:
+        index: number of the process.
+        count: number of processes.
         asked: the command or call that started this work, as JSON, stored in the folder for `tlspectral collect`.
     """
 
@@ -43,8 +46,10 @@ class Shard:
 
     @classmethod
     def numbered(cls, index: int, count: int, **asked: Any) -> Shard:
-        """Return shard `index` of `count`, with `asked` as its record of the command. Raises ValueError unless 1 <=
-        index <= count.
+        """Return the `Shard` of process `index` of `count`; `asked` are entries (as JSON) about the command or call,
+        which it stores.
+
+        Raises ValueError unless 1 <= index <= count.
         """
         if not 1 <= index <= count:
             raise ValueError(f"there is no shard {index} of {count}: shards count from 1, as in sbatch --array=1-16")
@@ -56,9 +61,10 @@ class Shard:
         folder: ResumeFolder | None,
         finish: Callable[[Sequence[Job]], dict[str, pd.DataFrame]],
     ) -> dict[str, pd.DataFrame]:
-        """Make the jobs of this shard with `finish`, read all other jobs, and return a dict from name to table.
+        """Make the jobs of this process, read all other jobs from the folder, and return a dict from job name to table.
 
-        Raises MissingParts if a job of another shard is missing.
+        `finish` is a function that makes or reads the jobs it is given and returns their tables by name. Raises
+        MissingParts if a job of another process is missing, ValueError without a folder or for a generator of jobs.
         """
         if folder is None:
             raise ValueError(
@@ -78,6 +84,7 @@ class Shard:
         return {name: tables[name] for name in names if name in tables}
 
 
+@checked_settings
 def shard(index: int, count: int) -> AbstractContextManager[None]:
     """Let the measurement in this block make only every `count`-th job, in its folder. Use it to run one measurement in
     several processes or on several machines.
@@ -91,7 +98,7 @@ def shard(index: int, count: int) -> AbstractContextManager[None]:
     ...         print(f"shard {index} finds all jobs: {len(sweep)} heads")
     shard 2 finds all jobs: 8 heads
 
-    Every process runs the same block with its own `index`. If jobs of other shards are missing, the block ends after
+    Every process runs the same block with its own `index`. If jobs of other processes are missing, the block ends after
     the measurement's own jobs, without an error: code after the measurement runs only in a process that finds all jobs.
     A process that was killed makes only its missing jobs when it is started again. A second measurement needs its own
     block.
@@ -100,11 +107,15 @@ def shard(index: int, count: int) -> AbstractContextManager[None]:
         index: number of this process, from 1 to `count`.
         count: number of processes.
 
+    Returns:
+        A context manager, for `with`. It yields None; the measurement in it returns the whole table if all jobs are
+        there.
+
     Raises:
         ValueError: `index` is not one of 1 to `count`; or the measurement in the block has no folder or gets a
             generator.
 
-    A shard whose block is never entered gives a warning.
+    A warning is given if the result is not used with `with`.
 
     Not established: that the other processes run. `tlspectral collect FOLDER` lists missing jobs. More: docs/scale.md
     """
@@ -112,7 +123,9 @@ def shard(index: int, count: int) -> AbstractContextManager[None]:
 
 
 class _ShardBlock(UserBlock):
-    """The context manager that `shard` returns; it hides MissingParts at the end of the block."""
+    """The context manager that `tls.tables.shard` returns: in it, measurements make the jobs of `share` only. If jobs
+    of other processes are missing, the MissingParts that ends the block is not passed on.
+    """
 
     unentered = (
         "`tls.tables.shard` was called without `with`, so this process makes all jobs: write "
@@ -134,29 +147,29 @@ class _ShardBlock(UserBlock):
 
 
 def require_parts(folder: Path, names: Collection[str]) -> None:
-    """Raise MissingParts unless the folder has a file for each of the named jobs; the message names up to 8 missing
-    jobs.
+    """Raise MissingParts unless the folder has a parquet file for each job in `names`; the message names up to 8
+    missing jobs.
     """
     missing = [name for name in names if not (folder / f"{name}.parquet").exists()]
     if missing:
         others = f" and {len(missing) - _NAMED} others" if len(missing) > _NAMED else ""
         raise MissingParts(
             f"{folder}: {len(names) - len(missing)} of {len(names)} jobs are there; missing: "
-            f"{', '.join(missing[:_NAMED])}{others}"
+            f"{', '.join(missing[:_NAMED])}{others}. Run the other shards"
         )
 
 
 def noted_works(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield (folder of jobs, record) for all work of shards at any depth below `folder`.
+    """Yield (folder with the jobs' files, record) for all work that processes shared at any depth below `folder`.
 
-    A record is a dict with `parts`, all names of jobs, and the entries of `Shard.asked`.
+    A record is a dict with `parts`, the names of all jobs, and the entries of `Shard.asked`, such as the command.
     """
     for file in sorted(folder.rglob(f"{_WORKS}/*.json")):
         yield file.parents[1], json.loads(file.read_text(encoding="utf-8"))
 
 
 def _note(folder: Path, work: Mapping[str, Any]) -> None:
-    """Store the record `work` of a shard in a hidden subfolder of `folder`, unless it is stored already."""
+    """Store the record `work` of shared jobs as JSON in a hidden subfolder of `folder`, unless it is stored already."""
     text = json.dumps(work)
     file = folder / _WORKS / f"{sha256(text.encode()).hexdigest()[:16]}.json"
     file.parent.mkdir(exist_ok=True)

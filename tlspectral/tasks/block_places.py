@@ -36,14 +36,15 @@ class BlockPlaces:
         return self.starts[-1] + self.width
 
     def tokens(self) -> Int[Tensor, "blocks width"]:
-        """Return the positions of all tokens in blocks, a row for each block."""
+        """Return the positions of all block tokens [blocks, width], a row for each block."""
         return torch.tensor(self.starts)[:, None] + torch.arange(self.width)
 
     def require_own(self, passed: Tensor, own: Tensor, where: str) -> None:
         """Raise ValueError unless each row begins with the tokens of one prompt, up to the end of its last block.
 
-        `passed`: token ids of a run [rows, pos], or their embeddings [rows, pos, width]. `own`: the same for each
-        prompt. `where`: name of a row in the message. Rows that end before the last block pass; `read` refuses them.
+        `passed`: token ids of a run [rows, pos], or their embeddings [rows, pos, width]. `own`: for each prompt its ids
+        or embeddings, in the same form. `where`: what a row is called in the message. Rows that end before the last
+        block pass here; `read` raises for them.
         """
         if passed.shape[1] < self.stop:
             return
@@ -70,8 +71,12 @@ class BlockPlaces:
         )
 
     def split(self, x: Float[Tensor, "*batch pos columns"]) -> tuple[Tensor, Tensor]:
-        """Return two copies of x. In the first, each token of a block has the mean over blocks at its place in the
-        block; in the second, its difference from this mean. Tokens outside the blocks are unchanged in both copies.
+        """Return two changed copies of x [..., pos, columns]: one with the means over blocks, one with the deviations
+        from these means.
+
+        In the first copy each block token is replaced by the mean over blocks of the tokens at its offset in the block.
+        In the second copy it is replaced by its difference from this mean. Tokens outside the blocks stay unchanged in
+        both.
         """
         at = self.tokens().to(x.device)
         of_blocks = x[..., at, :]  # *batch blocks width columns
@@ -82,10 +87,10 @@ class BlockPlaces:
         return averaged, deviating
 
     def read(self, allowed: Bool[Tensor, "*batch pos pos"]) -> Bool[Tensor, "*batch pos pos"]:
-        """Restrict a mask of (query, key) pairs to queries after the last block and keys inside the blocks.
+        """Return a new mask: `allowed`, restricted to queries after the last block and keys inside the blocks.
 
-        Raises ValueError if the run has no query after the blocks, has padding in front, or has a window that hides a
-        block from such a query.
+        `allowed`: True for (query, key) pairs that may attend. Raises ValueError if the run has no query after the
+        blocks, has padding in front, or has a window that hides a block from such a query.
         """
         n = allowed.shape[-1]
         if n <= self.stop:
@@ -106,11 +111,13 @@ class BlockPlaces:
     def shuffled(
         self, difference: Float[Tensor, "batch replays pos pos"], seeds: list[list[int]]
     ) -> Float[Tensor, "batch replays pos pos"]:
-        """Move the removed scores of each block to another block, by a random cycle through all blocks per replay.
+        """Return a copy of `difference` with the values of each block moved to another block, by a random cycle of the
+        blocks.
 
-        `difference`: scores that a part removes. `seeds`: for each replay, numbers that end with the number of the
-        draw. The result is a random part of equal size: each query loses the same numbers at other blocks. The first
-        `cycles` draws of up to six blocks all differ.
+        `difference`: scores that a part of a head removes. `replays`: copies of the batch with different controls; each
+        has a cycle of its own. `seeds`: for each replay numbers that seed it; the last is the number of the draw. The
+        result is a random control of equal size: each query loses the same numbers at other blocks. With up to six
+        blocks the first `cycles` draws all differ.
         """
         moved, at = difference.clone(), self.tokens().to(difference.device)
         for replay, seed in enumerate(seeds):
@@ -120,10 +127,15 @@ class BlockPlaces:
 
     @property
     def cycles(self) -> int:
-        """Number of cycles through all blocks; a draw of the control uses one cycle."""
+        """Number of different cycles through all blocks, (blocks - 1)!. A draw of the control uses one cycle."""
         return math.factorial(len(self.starts) - 1)
 
     def _cycle(self, seed: list[int]) -> Int[np.ndarray, "blocks"]:
+        """Return a random order of the blocks, an array of their indices; the values of each block move to the next
+        block of the order.
+
+        `seed`: numbers that seed the choice; the last is the number of the draw.
+        """
         *of_head, draw = seed
         if self.cycles > _LISTED:
             return np.random.default_rng(seed).permutation(len(self.starts))
@@ -132,8 +144,10 @@ class BlockPlaces:
 
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
-    """Return the `BlockPlaces` of a `BlockPrompt`, or of a list of prompts whose blocks stand at the same positions.
+    """Return the token positions of the blocks of a `BlockPrompt`, or of several with equal positions, as `BlockPlaces`
+    (`starts`, `width`, `ids`).
 
+    `blocks`: the prompt or a list of prompts; `BlockPlaces` are returned unchanged. `model`: its tokenizer reads text.
     Raises ValueError if blocks differ in length, or if blocks of two prompts stand at different positions.
     """
     if isinstance(blocks, BlockPlaces):
@@ -166,6 +180,10 @@ def block_places(model: Any, blocks: Any) -> BlockPlaces:
 
 
 def centred(values: Tensor, dim: int) -> Tensor:
-    """Subtract the mean along `dim`. The first value is subtracted before, so that equal values give exactly 0."""
+    """Return a new tensor, `values` minus their mean along the axis `dim`; exactly 0 where all values along `dim` are
+    equal.
+
+    The first value is subtracted before the mean, because rounding of the mean could leave a small rest.
+    """
     from_first = values - values.narrow(dim, 0, min(1, values.shape[dim]))
     return from_first - from_first.mean(dim, keepdim=True)

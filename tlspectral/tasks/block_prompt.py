@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.errors import shown
+from tlspectral.errors import not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.prompts import packed_rows
@@ -21,10 +22,13 @@ Segment = str | Tensor
 """A piece of a prompt: text, or token ids [pos]."""
 
 
+@checked_settings
 @dataclass(frozen=True)
 class BlockPrompt:
-    """A prompt made of `prefix`, `blocks` and `suffix`, whose blocks can swap places ("Decoupling Positional and
-    Symbolic Attention Behavior", PS, appendix B.3). The last token of the suffix is the query.
+    """A prompt of `prefix`, `blocks` and `suffix` whose blocks can swap places; its last token is the query.
+
+    Give it to `tls.positional_symbolic`, `tls.positional.logit_shares` or `tls.parts.Content`. The form comes from
+    "Decoupling Positional and Symbolic Attention Behavior", appendix B.3.
 
     >>> import torch
     >>> import tlspectral as tls
@@ -33,9 +37,10 @@ class BlockPrompt:
     >>> prompt.swapped(0, 2).tokens().tolist()
     [0, 9, 1, 7, 8, 5, 6, 7]
 
-    Give text everywhere, or 1-D token ids everywhere. Text is tokenised segment by segment without special tokens, so
-    a block has the same tokens at every place. No start token is added: if the model needs one, write
-    `tokenizer.bos_token` into the prefix.
+    With text: `tls.positional.BlockPrompt("", ["a: 1\\n", "b: 2\\n", "c: 3\\n"], "b:").tokenized(model)`. Use text
+    everywhere, or 1-D token ids everywhere. Text is tokenised segment by segment without special tokens, so a block has
+    the same tokens at every place. No start token is added: if the model needs one, write `tokenizer.bos_token` into
+    the prefix.
 
     Attributes:
         prefix: text or ids before the blocks; may be empty (`""`, or no ids).
@@ -44,6 +49,7 @@ class BlockPrompt:
 
     Raises:
         ValueError: fewer than three blocks, an empty block or suffix, text mixed with ids, or ids that are not 1-D.
+            Whether a tokenizer merges text across segments is checked later, by `tokenized(model)`.
     """
 
     prefix: Segment
@@ -69,7 +75,7 @@ class BlockPrompt:
 
     @property
     def pieces(self) -> tuple[Segment, ...]:
-        """The segments in order: prefix, blocks, suffix."""
+        """The segments in order, as a tuple: prefix, blocks, suffix."""
         return (self.prefix, *self.blocks, self.suffix)
 
     @property
@@ -79,25 +85,32 @@ class BlockPrompt:
 
     @property
     def _names(self) -> list[str]:
+        """Names of the segments in messages: "prefix", "block 0", "block 1", ..., "suffix"."""
         return ["prefix", *(f"block {number}" for number in range(len(self.blocks))), "suffix"]
 
     def tokens(self) -> Int[Tensor, "pos"]:
-        """Return the ids of the whole prompt. Raises ValueError for text: call `tokenized(model)` before."""
+        """Return the token ids of the whole prompt [pos]. Raises ValueError for text: call `tokenized(model)` first."""
         return torch.cat(self._ids())
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return (first token, last token + 1) for each block. Raises ValueError for a prompt of text."""
+        """Return for each block (position of its first token, position after its last token).
+
+        Raises ValueError for a prompt of text: call `tokenized(model)` first.
+        """
         bounds = torch.tensor([len(segment) for segment in self._ids()]).cumsum(0).tolist()
         return list(pairwise(bounds[:-1]))
 
     def swapped(self, i: int, j: int) -> BlockPrompt:
-        """Return the prompt with blocks i and j swapped. Raises IndexError if there is no such block."""
+        """Return a copy of the prompt with blocks i and j swapped.
+
+        Raises IndexError for a block that does not exist.
+        """
         blocks = list(self.blocks)
         blocks[i], blocks[j] = blocks[j], blocks[i]
         return replace(self, blocks=blocks)
 
     def tokenized(self, model: Any) -> BlockPrompt:
-        """Return the prompt with all segments as token ids.
+        """Return a copy of the prompt with all segments as token ids of a model.
 
         Args:
             model: a TransformerBridge or HookedTransformer, with a tokenizer if the prompt is text.
@@ -114,6 +127,10 @@ class BlockPrompt:
         return prompt
 
     def _from_text(self, tokenizer: Any) -> BlockPrompt:
+        """Return a copy of this prompt of text with each segment as token ids of `tokenizer`.
+
+        Raises ValueError without a tokenizer, or if the tokenizer merges text across the border of two segments.
+        """
         if tokenizer is None:
             raise ValueError(
                 "this model has no tokenizer, so it cannot read text: give prefix, blocks and suffix as token ids"
@@ -126,9 +143,10 @@ class BlockPrompt:
         return BlockPrompt(ids[0], ids[1:-1], ids[-1])
 
     def require_borders(self, tokenizer: Any, when: str = "") -> None:
-        """Raise ValueError if the tokens of the whole text are not the tokens of its segments, one after the other.
+        """Raise ValueError if the tokenizer merges text across the border of two segments.
 
-        `when` is a note for the message that names the swap made before, such as " (after blocks 0 and 1 swap)".
+        Then the tokens of the whole text are not the tokens of its segments, one after another. `when`: a note in the
+        message about an earlier swap, such as " (after blocks 0 and 1 swap)".
         """
         apart = [_ids_of(tokenizer, segment) for segment in self.pieces]
         if _ids_of(tokenizer, "".join(map(str, self.pieces))) == [token for segment in apart for token in segment]:
@@ -147,6 +165,7 @@ class BlockPrompt:
         raise ValueError(f"{wrong}{when}: the whole text has other tokens than its segments; {advice}")
 
     def _ids(self) -> list[Int[Tensor, "_"]]:
+        """Return the token ids of the segments in order. Raises ValueError if the prompt is text."""
         if self.is_text:
             raise ValueError("this prompt is text: call .tokenized(model) first, which returns a prompt of token ids")
         return [torch.as_tensor(segment) for segment in self.pieces]
@@ -155,13 +174,13 @@ class BlockPrompt:
 def chosen_swaps(
     n_blocks: int, swaps: str | Iterable[Sequence[int]], among: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) of blocks that are swapped: i < j, sorted, without duplicates.
+    """Return the pairs (i, j) of blocks to swap, i < j, sorted and without duplicates.
 
-    `swaps`: pairs of block numbers in either order; `"all"` for every pair of the blocks in `among` (None: all
-    blocks); or `"kept"` for every pair without the first block of `among`.
+    `n_blocks`: number of blocks of the prompt. `swaps`: pairs of block indices in either order; "all" for every pair of
+    the blocks in `among` (None: all blocks); or "kept" for every pair without the first block of `among`.
 
     Raises:
-        ValueError: a block that does not exist, a block swapped with itself, or no swap.
+        ValueError: a block that does not exist, a block swapped with itself, or no pair.
     """
     if isinstance(swaps, str):
         blocks = range(n_blocks) if among is None else among
@@ -187,8 +206,21 @@ def chosen_swaps(
     return sorted(pairs)
 
 
+def require_block_prompt(prompt: Any) -> None:
+    """Raise TypeError for a prompt that is not a `BlockPrompt`."""
+    if not isinstance(prompt, BlockPrompt):
+        raise TypeError(
+            f"{not_a(prompt, 'a prompt in blocks')}: give tls.positional.BlockPrompt(prefix, blocks, suffix)"
+        )
+
+
 def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]]) -> BlockPrompt:
-    """Return the prompt as token ids. Raises ValueError if one of the swaps would change the tokens of its text."""
+    """Return a copy of the prompt with all segments as token ids of a model; `swaps` are pairs of block indices that a
+    measurement will swap.
+
+    Raises ValueError if a swap would change the tokens of the text, and as `BlockPrompt.tokenized`: text without a
+    tokenizer, merged borders, too many tokens, ids outside the vocabulary.
+    """
     tokenized = prompt.tokenized(model)
     if prompt.is_text:
         for i, j in swaps:
@@ -199,9 +231,15 @@ def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]])
 
 
 def _own(segment: Any) -> Any:
-    """Return a copy of a segment, so that later changes by the caller have no effect."""
+    """Return a copy of a segment (tensor of ids), so that later changes by the caller have no effect; text stays.
+
+    Raises TypeError if the segment is neither text nor a sequence of ids.
+    """
+    if not isinstance(segment, str | Tensor | Sequence):
+        raise TypeError(f"{not_a(segment, 'a piece of a prompt')}: give text, or a tensor of token ids [pos]")
     return segment.clone() if isinstance(segment, Tensor) else segment
 
 
 def _ids_of(tokenizer: Any, text: Any) -> list[int]:
+    """Return the tokenizer's ids of a text without special tokens; [] for an empty text."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []

@@ -31,11 +31,15 @@ def beside_control(
     distinct: Int[np.ndarray, "sequences"] | None,
     asked: int | None = None,
 ) -> dict[str, Any]:
-    """Return a dict from the names of `CONTROL_COLUMNS` to their values, one per row of `deltas`.
+    """Compare effects of ablations with the effects of random draws of equal size.
 
-    `deltas`: effect of each row on each sequence. `controls`: the same for each random draw; a draw that was not found
-    is NaN and is left out. `distinct`: as in `standard_error`. `asked`: number of draws that the caller wanted;
-    default: the draws in `controls`.
+    Return a dict from column name to values, one per row of `deltas`. The columns: control_delta (mean effect of the
+    draws) and control_delta_se; control_excess (|effect| minus the mean |effect| of the draws); control_p and
+    control_p_floor (share of draws at least as large, and its smallest value); control_draws (a list with the mean
+    effect of each draw); excess_z ((effect minus mean of the draws) / their standard deviation; NaN below 19 draws).
+    `deltas`: effect of each ablation on each sequence. `controls`: effect of each random draw on each sequence; a draw
+    that is NaN was not found and is left out. `distinct`: an integer per sequence, the same for equal sequences; None
+    if all differ. `asked`: number of draws that the caller wanted. Default: as in `controls`.
     """
     n_asked: int = controls.shape[1] if asked is None else asked
     missing = np.isnan(controls[:, :, 0])
@@ -66,7 +70,9 @@ def beside_control(
 def control_test(
     delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
 ) -> tuple[Float64[np.ndarray, "rows"], Float64[np.ndarray, "rows"]]:
-    """Compare the sizes of effects with the sizes of their control effects: return `control_excess` and `control_p`.
+    """Compare the sizes of effects with the sizes of random draws.
+
+    Return `control_excess` and `control_p`, one per row.
 
     >>> import numpy as np
     >>> excess, pvalue = control_test(np.array([-3.0]), np.array([[1.0, -2.0, 0.5, 4.0]]))
@@ -75,14 +81,14 @@ def control_test(
 
     Args:
         delta: effect of each row, mean over sequences.
-        controls: effects of the draws on the same sequences, mean over sequences.
+        controls: effects of the random draws on the same sequences, mean over sequences.
 
     Returns:
-        `control_excess`: |delta| minus the mean of |control| over draws. It is positive if the effect is larger than
-        an average draw, in either direction.
-        `control_p`: (1 + draws with |control| >= |delta|) / (1 + draws). A small p says that the effect is larger. The
-        smallest possible p is `draws_floor(draws)`: p = .05 needs 19 draws. If effect and draws are exchangeable, p is
-        .05 or less in at most 5 % of cases, whatever their distribution.
+        Two arrays over rows. `control_excess`, in units of the metric: |delta| minus the mean of |control| over draws;
+            it is positive if the effect is larger than an average draw, in either direction. `control_p`: (1 + number
+            of draws with |control| >= |delta|) / (1 + number of draws). A small p says that the effect is larger. The
+            smallest possible p is 1 / (1 + draws): p = .05 needs 19 draws. If effect and draws are exchangeable, p is
+            .05 or less in at most 5 % of cases, whatever their distribution.
 
     Not established: that an effect differs from 0 (`paired_effect` tests this), or from a control effect of its own
     size and opposite sign.
@@ -95,12 +101,13 @@ def control_test(
 def excess_z(
     delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
 ) -> Float64[np.ndarray, "rows"]:
-    """Return (effect - mean of its draws) / standard deviation of its draws, for each row.
+    """Return (effect - mean of its random draws) / standard deviation of these draws, for each row.
 
     The result has no unit, so effects on two tasks can be compared. It is NaN for one draw, and if all draws are equal.
 
     >>> import numpy as np
-    >>> excess_z(np.array([3.0, 3.0]), np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])).tolist()
+    >>> draws = np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])
+    >>> excess_z(np.array([3.0, 3.0]), draws).tolist()
     [3.0, nan]
 
     Args:
@@ -121,7 +128,7 @@ def excess_z(
 
 
 def draws_floor(draws: int) -> float:
-    """Return 1 / (1 + draws), the smallest p that a test against so many random draws can give; NaN without draws.
+    """Return 1 / (1 + draws), the smallest p-value of a test against `draws` random draws; NaN without draws.
 
     >>> draws_floor(19), draws_floor(4)
     (0.05, 0.2)

@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class EmbeddingChange:
-    """A metric: 1 - cosine between the embedding of each prompt and its embedding before, in [0, 2].
+    """Metric of a `Task`: 1 - cosine between the embedding of each prompt and its stored embedding, from 0 to 2.
 
     The embedding of a prompt is the mean over its tokens of the residual stream after the last layer.
     """
@@ -36,17 +36,21 @@ class EmbeddingChange:
         tokens: Int[Tensor, "prompts pos"],
         mask: Bool[Tensor, "prompts pos"],
     ) -> Float64[Tensor, "prompts"]:
-        """Return 1 - cosine for each prompt. `stream` is the residual stream after the last layer."""
+        """Return 1 - cosine, from 0 to 2, between the embedding of each prompt and its stored embedding.
+
+        `stream`: residual stream after the last layer at the prompts' tokens, whose mean is the embedding. `tokens` and
+        `mask` are not used.
+        """
         now = in_float64(stream).mean(1)
         return 1 - torch.nn.functional.cosine_similarity(now, self.before.to(now.device), dim=-1)
 
     def of_prompts(self, rows: list[int]) -> EmbeddingChange:
-        """Return the metric restricted to the prompts with these numbers."""
+        """Return a new metric with the stored embeddings of the prompts whose numbers are in `rows`."""
         return EmbeddingChange(self.before[rows])
 
 
 def embedding_change(model: Any, prompts: Any) -> Task:
-    """Make a task that measures how far the embedding of each prompt moves: 1 - cosine, in [0, 2].
+    """Make a task that measures how far an ablation moves the embedding of each prompt: 1 - cosine, from 0 to 2.
 
     Use it to ablate heads of a sentence encoder, which has no logits:
 
@@ -61,10 +65,12 @@ def embedding_change(model: Any, prompts: Any) -> Task:
     Args:
         model: a bridge of an encoder without a head: `load_model("minilm-l6")`, or a BERT or RoBERTa that was saved
             without its head for masked tokens.
-        prompts: as in `Task`, all with equally many tokens.
+        prompts: strings; token ids [sequences, pos]; or a tokenizer's batch with `input_ids` and `attention_mask`. All
+            have equally many tokens.
 
     Returns:
-        A `Task` whose metric is the change of each prompt; lower is better.
+        A `Task` for `tls.evaluate` and `tls.ablation_sweep`. Its metric is the change of each prompt, without unit; 0
+            is no change, and lower is better.
 
     Raises:
         UnsupportedArchitecture: the model returns logits, or prompts differ in length.

@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
 from tlspectral.models.running.batches import TokenMask
 from tlspectral.tasks.metric_value import MetricValue
@@ -31,22 +32,28 @@ def evaluate(model: Any, task: Task | str) -> MetricValue:
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        task: a `Task`, or `"induction"` or `"language"` for a ready task with its defaults.
+        task: a `tls.Task`, for example from `tls.logit_difference(...)`; or "induction" or "language", the ready tasks
+            with their defaults.
 
     Returns:
-        A `MetricValue`, which is a number: the mean over sequences. It has `.se` and `.per_sequence`. The difference of
-        two values is a paired `Effect`.
+        A `MetricValue`, which is a number: the mean over sequences, in the unit of the task's metric (nats per token
+            for "induction" and "language", logits for `logit_difference`). `.se` is the standard error over sequences,
+            where equal sequences count once; `.per_sequence` is an array of values; `.table()` is a DataFrame. The
+            difference of two values of a task is a paired `Effect` with `.value`, `.se` and `.pvalue`.
 
     Raises:
-        ValueError, TypeError: prompts, positions, labels or a metric that do not fit; see `Task`.
+        ValueError, TypeError: prompts, positions, labels or a metric that do not fit the model or each other.
         ValueError: the call is inside `torch.autocast`, which would round the value to 16 bits.
+        UnsupportedArchitecture: the model is an encoder, and the metric needs the next token.
 
-    Not established: that the model can do what the task is named after; see `Task`.
+    Not established: that the metric measures the ability the task is named after. Prompts are a sample, and `.se` does
+    not cover prompts of another kind.
     """
     with measured(model, report_hooks=False) as view:
         return metric_value_of(view, task_sequences(view, task_of(task)))
 
 
+@checked_settings
 def induction_loss(
     model: Any,
     prompts: Int[Tensor, "sequences pos"] | None = None,
@@ -57,35 +64,37 @@ def induction_loss(
 ) -> MetricValue:
     """Return the loss on the second copy of a repeated random segment, in nats per token.
 
-    Use it to see how well a model copies from its context ("Fingerprint, Not Blueprint", FP, sections 5 and 8).
+    Use it to see how well a model copies from its context ("Fingerprint, Not Blueprint", sections 5 and 8).
 
     >>> import tlspectral as tls
     >>> print(tls.tasks.induction_loss(tls.load_model("tiny-rope")))
     0.1104 ± 0.0004
 
-    A sequence is `[BOS, r, r]`, as in `detect_heads`. With segments r of L tokens, the loss is the mean over positions
-    L+1 to 2L-1. This is `evaluate(model, tls.tasks.induction(...))`: hooks on the model act as usual.
+    A sequence is `[BOS, r, r]`: a start token, then a segment r of L random tokens twice. The loss is the mean over
+    positions L+1 to 2L-1. It is the same as `tls.evaluate(model, tls.tasks.induction(...))`.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        prompts: your own sequences, token ids [sequences, 1 + 2 L]. Default: draw them.
+        model: a TransformerBridge or HookedTransformer; hooks on it act as usual.
+        prompts: your own sequences of this form, token ids [sequences, 1 + 2 L]. Default: draw them.
         n_sequences: number of sequences to draw. Default: 200. Memory does not grow with it.
-        segment_length: L, at most (n_ctx - 1) // 2; a larger L is cut to that. Default: 64.
-        seed: seed of the draw.
+        segment_length: L, at most (context - 1) // 2; a larger L is cut to that. Default: 64.
+        seed: seed of the draw. Default: 0.
 
     Returns:
-        A `MetricValue`: the mean over sequences, with its standard error.
+        A `MetricValue`, which is a number: the mean over sequences in nats per token. `.se` is its standard error over
+            sequences, `.per_sequence` an array of values.
 
     Raises:
         UnsupportedArchitecture: the model is an encoder, which sees the token to predict.
         ValueError: `prompts` are not repeated sequences, the model cannot read them, or fewer than two are to be drawn.
 
-    Not established: that a head with an effect here is an induction head. Heads that feed induction have an effect
-    too, and so do heads whose removal damages the model in general.
+    Not established: that a head with an effect here is an induction head. Heads that feed induction have an effect too,
+    and so do heads whose removal damages the model in general.
     """
     return evaluate(model, induction(prompts, n_sequences=n_sequences, segment_length=segment_length, seed=seed))
 
 
+@checked_settings
 def language_loss(
     model: Any,
     prompts: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
@@ -100,7 +109,8 @@ def language_loss(
 
     >>> import torch
     >>> import tlspectral as tls
-    >>> print(tls.tasks.language_loss(tls.load_model("tiny-rope"), torch.tensor([[1, 5, 6, 7, 5], [2, 3, 4, 3, 4]])))
+    >>> tokens = torch.tensor([[1, 5, 6, 7, 5], [2, 3, 4, 3, 4]])
+    >>> print(tls.tasks.language_loss(tls.load_model("tiny-rope"), tokens))
     3.3725 ± 0.6056
 
     All positions but the last are predicted. Documents are joined with EOS between them and cut into rows of one
@@ -110,7 +120,7 @@ def language_loss(
         tls.tasks.language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
 
     Args:
-        model: a TransformerBridge or HookedTransformer. Hooks on it act as usual.
+        model: a TransformerBridge or HookedTransformer; hooks on it act as usual.
         prompts: token ids [sequences, pos]; one or several documents (the model needs a tokenizer); or the name of a
             data set, one word, whose column `text` is streamed (needs a network and `datasets`). Default: the
             public-domain book in this package.
@@ -120,7 +130,8 @@ def language_loss(
         sequence_length: tokens in such a row, BOS included. Default: 128, at most the context.
 
     Returns:
-        A `MetricValue`: the mean over sequences of the mean loss of each sequence.
+        A `MetricValue`, which is a number: the mean over sequences of the mean loss of each sequence, in nats per
+            token. `.se` is its standard error over sequences, `.per_sequence` an array of values.
 
     Raises:
         UnsupportedArchitecture: the model is an encoder, which sees the token to predict.

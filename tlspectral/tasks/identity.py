@@ -32,7 +32,7 @@ _READS_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def content_digest(value: Any) -> str:
-    """Return the SHA-256 of the content of a value.
+    """Return the SHA-256 of the content of a value, as hex text: the same in every process for equal content.
 
     It covers type, shape and numbers of tensors and arrays, weights of models, vocabularies of tokenizers, and for
     other objects the state that pickle would store. For a function it covers qualified name, code, defaults, closure
@@ -43,12 +43,17 @@ def content_digest(value: Any) -> str:
 
 
 def is_own_code(value: Any) -> bool:
-    """Return whether this project defines the class of a value: its settings then say all that it computes."""
+    """Return True if this project defines the class of a value; its settings then tell all that it computes."""
     return type(value).__module__.partition(".")[0] in _OWN
 
 
 def task_identity(task: Task) -> dict[str, Any]:
-    """Return digests (JSON) of a task's prompts, metric, positions and pairs, before a model reads the prompts."""
+    """Return a dict of digests of a task's prompts, metric, positions and pairs, before a model reads the prompts, so
+    that two calls with the same task can be recognised.
+
+    Keys: prompts, metric, predict, attention, positions, counterfactual. Values are text, None or such a dict, for
+    JSON.
+    """
     return {
         "prompts": content_digest(task.prompts),
         "metric": _metric_identity(task, task.metric),
@@ -58,7 +63,11 @@ def task_identity(task: Task) -> dict[str, Any]:
 
 
 def sequences_identity(sequences: TaskSequences, task: Task) -> dict[str, Any]:
-    """Return digests (JSON) of a task on one model: as `task_identity`, with prompts and answers as token ids."""
+    """Return a dict that identifies a task on one model, for JSON. `sequences`: the task's tokens and metric for this
+    model.
+
+    Keys: tokens (digest), metric (digest and name, with answers as ids), attention, named_positions, counterfactual.
+    """
     attention = attention_positions(sequences.lengths, task.attention)
     pairs = sequences.counterfactual
     return {
@@ -71,16 +80,22 @@ def sequences_identity(sequences: TaskSequences, task: Task) -> dict[str, Any]:
 
 
 def _digest_or_none(value: Any) -> str | None:
+    """Return the content digest of a value, or None for None."""
     return None if value is None else content_digest(value)
 
 
 def _metric_identity(task: Task, metric: Any) -> str:
-    """Return "digest name" of a metric: 16 digits of its content digest, and the name of its function or class."""
+    """Return "DIGEST NAME" for a metric: 16 digits of its content digest, and the name of its function or class.
+
+    `task`: the task of the metric. `metric`: the task's metric, or the metric that it gives for one model. The name is
+    taken from the task's.
+    """
     name = getattr(task.metric, "__name__", type(task.metric).__name__)
     return f"{content_digest(metric)[:_SHOWN]} {name}"
 
 
 def _counterfactual_identity(task: Task) -> Any:
+    """Return the `task_identity` of a counterfactual task, the digest of counterfactual prompts, or None."""
     other = task.counterfactual
     return task_identity(other) if isinstance(other, Task) else _digest_or_none(other)
 
@@ -98,7 +113,9 @@ class _Contents:
     done: dict[int, tuple[Any, str]]
 
     def digest(self, value: Any) -> str:
-        """Return the SHA-256 of a value."""
+        """Return the SHA-256 of a value, as hex text, and store it in `done`; for a value inside itself, return a text
+        that names the depth.
+        """
         if id(value) in self.done:
             return self.done[id(value)][1]
         for depth, outer in enumerate(reversed(self.open)):
@@ -116,7 +133,10 @@ class _Contents:
         return digest.hexdigest()
 
     def _pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
-        """Return the name of a value's kind, and its content as bytes or as further values."""
+        """Return the kind of a value, such as "tensor", and its content.
+
+        The content is an iterable of bytes and of further values, which `digest` digests in turn.
+        """
         if value is None or isinstance(value, bool | np.bool_):
             return "constant", [str(value).encode()]
         if isinstance(value, str):
@@ -144,6 +164,11 @@ class _Contents:
         return self._python_pieces(value)
 
     def _python_pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
+        """Return the kind of a value, such as "mapping", and its content, for containers, functions, classes and
+        objects.
+
+        The content is an iterable of bytes and of further values to digest.
+        """
         if isinstance(value, Mapping):
             return "mapping", sorted(self.digest([key, item]).encode() for key, item in value.items())
         if isinstance(value, set | frozenset):
@@ -170,6 +195,11 @@ class _Contents:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
+    """Return a list of the values that identify a function: name, defaults, closure, code and the globals that it
+    reads.
+
+    An installed function gives only its name and closure; a wrapper that checks types gives the wrapped function.
+    """
     # A wrapper of jaxtyping or beartype checks types and computes nothing else; beartype generates its code.
     checks_types = str(function.__globals__.get("__name__")).startswith("jaxtyping.")
     checks_types |= function.__code__.co_filename.startswith("<@beartype(")
@@ -189,8 +219,9 @@ def _of_function(function: FunctionType) -> list[Any]:
 
 
 def _globals_read(function: FunctionType) -> list[Any]:
-    """Return names and values of the globals that a function reads. Of the user's own modules only the attributes that
-    the function uses are returned.
+    """Return names and values of the globals that a function reads, as a list.
+
+    For a module of the user's own it adds the attributes that the function uses.
     """
     read: set[str] = set()
     attributes: set[str] = set()  # every name in the code, so also attributes
@@ -210,7 +241,9 @@ def _globals_read(function: FunctionType) -> list[Any]:
 
 
 def _of_class(kind: type) -> list[Any]:
-    """Return the members of a class that the user wrote; for an installed class module and name."""
+    """Return a list of the values that identify a class: for a user's class its name, bases and members, for an
+    installed class its module and name.
+    """
     if _installed(kind.__module__):
         return [kind.__module__, kind.__qualname__]
     pieces: list[Any] = [kind.__qualname__, kind.__bases__]
@@ -226,6 +259,9 @@ def _of_class(kind: type) -> list[Any]:
 
 
 def _of_object(value: Any) -> list[Any]:
+    """Return a list of the values that identify an object: its type or constructor and the state that pickle would
+    store; only its type if it cannot be pickled.
+    """
     wrapped = getattr(value, "__wrapped__", None)  # the function inside functools.cache
     try:
         stored = value.__reduce_ex__(4)
@@ -239,7 +275,10 @@ def _of_object(value: Any) -> list[Any]:
 
 @cache
 def _installed(module: str | None) -> bool:
-    """Return whether a module belongs to Python, this project or an installed package: its code does not change."""
+    """Return True if a module belongs to Python, this project or an installed package, whose code counts as unchanging.
+
+    `module`: dotted name, or None.
+    """
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names or top in _OWN:
         return True

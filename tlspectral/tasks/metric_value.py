@@ -11,6 +11,8 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int
 
+from tlspectral.errors import not_a
+from tlspectral.errors.settings import checked_settings
 from tlspectral.tables.html_summary import html_rows, html_summary
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
@@ -18,7 +20,7 @@ _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MetricValue(float):
-    """The value of a model on a task: a number, the mean over sequences.
+    """The value of a model on a task: a number, the mean of the metric over sequences, in the metric's unit.
 
     >>> import tlspectral as tls
     >>> value = tls.evaluate(tls.load_model("tiny-rope"), tls.tasks.induction(n_sequences=8))
@@ -27,8 +29,8 @@ class MetricValue(float):
     >>> round(value.value, 2), round(value.se, 4), len(value.per_sequence)
     (0.11, 0.0019, 8)
 
-    `evaluate` returns it. The difference of two values over the same sequences is a paired `Effect`; the difference
-    from a number is a number.
+    `tls.evaluate(model, task)` returns it for a model and a `tls.Task`. `a - b` of two values over the same sequences
+    is a paired `Effect`, and raises ValueError for other sequences. The difference from a number is a number.
 
     Attributes:
         per_sequence: value of each sequence [sequences].
@@ -37,6 +39,8 @@ class MetricValue(float):
         distinct: an integer per sequence [sequences]; equal sequences have the same integer. None if all differ.
         texts: text of each sequence: the given prompt, or the decoded ids with special tokens. Without a tokenizer the
             ids. None if unknown.
+
+    Not established: anything about prompts of another kind. `.se` counts only variation between these sequences.
     """
 
     per_sequence: Float64[np.ndarray, "sequences"]
@@ -46,7 +50,10 @@ class MetricValue(float):
     texts: tuple[str, ...] | None = None
 
     def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> MetricValue:
-        """Return the mean over sequences as a float of this class."""
+        """Return the mean over sequences as a float of this class.
+
+        `per_sequence`: the values whose mean is taken. Further arguments are fields, not used here.
+        """
         return super().__new__(cls, per_sequence.mean())
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -54,18 +61,20 @@ class MetricValue(float):
 
     @property
     def value(self) -> float:
-        """Mean over sequences."""
+        """Mean over sequences, in the unit of the metric."""
         return float(self)
 
     @property
     def se(self) -> float:
-        """Standard error of the mean over sequences. Equal sequences count once; NaN for one distinct sequence."""
+        """Standard error of the mean over sequences. Equal sequences count as one; NaN if all are equal."""
         return standard_error(self.per_sequence, self.distinct)
 
     def table(self) -> pd.DataFrame:
-        """Return a DataFrame with a row per sequence: `text`, the task's labels, and `value`.
+        """Return a DataFrame with a row per sequence and the columns `text` (the prompt, if known), one per label of
+        the task, and `value` (the metric).
 
-        `.table().groupby(label)["value"].mean()` are the means by label. A label named `text` replaces the text.
+        `value.table().groupby("condition")["value"].mean()` gives the means by the label `condition`. A label with the
+        name `text` replaces the text.
         """
         labels = pd.DataFrame(index=range(len(self.per_sequence))) if self.labels is None else self.labels
         table = labels.reset_index(drop=True)
@@ -83,23 +92,34 @@ class MetricValue(float):
         return f"MetricValue({self}, {len(self.per_sequence)} sequences)"
 
     def _repr_html_(self) -> str:
+        """Return HTML for notebooks: a table of value, standard error and number of sequences."""
         rows = [("value", f"{self.value:.4g}"), ("se", f"{self.se:.4g}")]
         return html_rows("MetricValue", [*rows, ("sequences", str(len(self.per_sequence)))])
 
 
 @dataclass(frozen=True, eq=False)
 class Effect(float):
-    """The mean difference of two values over the same sequences: a number.
+    """The mean difference of two values over the same sequences, in the metric's unit: a number with error and p-value.
 
-    `evaluate(...) - evaluate(...)` returns it, as does `paired_effect`.
+        intact = tls.evaluate(model, task)
+        with tls.ablate(model, "L0H3", "output"):  # the head, and the part of it that is removed
+            effect = tls.evaluate(model, task) - intact
+        effect.value, effect.se, effect.pvalue
+
+    `tls.tasks.paired_effect(ablated, intact)` returns the same for two `MetricValue`s. The difference of values on
+    other sequences raises ValueError.
 
     Attributes:
         value: mean difference, in the unit of the metric.
-        se: its standard error over sequences.
-        pvalue: two-sided sign-flip test of no difference. It is exact up to 13 sequences; above, it uses 9,999 seeded
-            flips. Equal sequences are flipped together.
+        se: standard error of the mean difference over sequences.
+        pvalue: two-sided p of a sign-flip test: share of sign flips of the differences whose mean is at least as large
+            in size. It uses all flips up to 13 sequences, above that 9,999 seeded flips. Equal sequences are flipped
+            together.
         floor: the smallest pvalue that differences of these sizes can have: 2 / 2^n for up to n = 13 differences other
             than 0, and 2e-4 for many.
+
+    Not established: that the ablated part matters more than a random part of its size; a control tests this. The
+    p-value is not corrected for the number of heads.
     """
 
     _repr_html_ = html_summary
@@ -110,15 +130,18 @@ class Effect(float):
     floor: float = float("nan")
 
     def __new__(cls, value: float, *_: Any, **__: Any) -> Effect:
-        """Return `value` as a float of this class."""
+        """Return `value` (the mean difference) as a float of this class. Further arguments are fields, not used
+        here.
+        """
         return super().__new__(cls, value)
 
     def __str__(self) -> str:
         return f"{self.value:.4f} ± {self.se:.4f}"
 
 
+@checked_settings
 def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -> Effect:
-    """Return the paired effect `ablated - intact`: its mean over sequences, standard error and p-value.
+    """Return the paired effect `ablated - intact`: mean difference over sequences, standard error and p-value.
 
     >>> import tlspectral as tls
     >>> model, task = tls.load_model("tiny-rope"), tls.tasks.induction(n_sequences=8)
@@ -131,12 +154,21 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
     `ablated - intact` does the same with seed 0.
 
     Args:
-        ablated, intact: two values of the same task.
-        seed: seed of the random flips of signs. Default: 0.
+        ablated, intact: two results of `tls.evaluate` on the same task.
+        seed: seed of the random sign flips. Default: 0.
+
+    Returns:
+        An `Effect`, which is a number in the unit of the metric, with `.value`, `.se`, `.pvalue` (two-sided sign-flip
+            test over sequences) and `.floor` (the smallest pvalue that these differences can have).
 
     Raises:
         ValueError: the values belong to different sequences, or to one sequence.
+
+    Not established: that the ablated part matters more than a random part of its size; compare with a control.
     """
+    for value in (ablated, intact):
+        if not isinstance(value, MetricValue):
+            raise TypeError(f"{not_a(value, 'the value of a task')}: give two results of tls.evaluate(model, task)")
     if ablated.per_sequence.shape != intact.per_sequence.shape or len(intact.per_sequence) < 2:
         raise ValueError(
             f"a paired effect needs two values over the same two or more sequences, found "
@@ -160,9 +192,9 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
 def row_sums(
     per_sequence: Float64[np.ndarray, "*rows sequences"], distinct: Int[np.ndarray, "sequences"] | None
 ) -> Float64[np.ndarray, "*rows distinct"]:
-    """Return the sum of the values of equal sequences, for each distinct sequence.
+    """Return sums of `per_sequence` over equal sequences, [..., distinct]: one sum per distinct sequence.
 
-    `distinct`: an integer per sequence, equal for equal sequences; None if all differ, and the values are returned.
+    `distinct`: an integer per sequence, the same for equal sequences. None: all differ, and the values are returned.
     """
     if distinct is None:
         return per_sequence
@@ -172,10 +204,11 @@ def row_sums(
 def values_of_rows(
     per_sequence: Float64[np.ndarray, "sequences"], distinct: Int[np.ndarray, "sequences"] | None
 ) -> Float64[np.ndarray, "distinct"]:
-    """Return a value per distinct sequence, so that mean and standard error equal the clustered ones over sequences.
+    """Return a value per distinct sequence, such that their mean and standard error are those clustered by sequence.
 
-    `distinct`: as in `row_sums`. With G distinct of n sequences, the value is the overall mean plus G / n times the sum
-    of the deviations of the equal sequences from this mean.
+    `per_sequence`: value of each sequence. `distinct`: an integer per sequence, the same for equal sequences; None if
+    all differ. With G distinct of n sequences, a value is the overall mean plus G / n times the sum of the deviations
+    of the equal sequences from this mean.
     """
     if distinct is None:
         return per_sequence
@@ -188,7 +221,8 @@ def standard_error(
 ) -> float:
     """Return the standard error of the mean over sequences, where equal sequences are one observation.
 
-    `distinct`: as in `row_sums`. With G distinct of n sequences it is `sqrt(G / (G - 1) sum_g d_g^2) / n`, d_g the sum
+    `per_sequence`: value of each sequence. `distinct`: an integer per sequence, the same for equal sequences; None if
+    all differ. With G distinct of n sequences the result is `sqrt(G / (G - 1) sum_g d_g^2) / n`, where d_g is the sum
     of the deviations from the mean in group g. This is the usual standard error if all differ, and NaN for G = 1.
     """
     values = values_of_rows(per_sequence, distinct)
@@ -198,10 +232,11 @@ def standard_error(
 def sign_flip_p(
     difference: Float64[np.ndarray, "sequences"], seed: int, distinct: Int[np.ndarray, "sequences"] | None = None
 ) -> float:
-    """Return the two-sided p of a mean difference under random flips of its signs.
+    """Return the two-sided p of a sign-flip test: the share of sign flips with a mean at least as large in size.
 
-    `distinct`: as in `row_sums`; equal sequences are flipped together. NaN for one distinct sequence, or if a
-    difference is not finite.
+    `difference`: paired differences, one per sequence. `seed`: of 9,999 random flips; up to 13 sequences all flips are
+    used. `distinct`: an integer per sequence, the same for equal sequences, which are flipped together; None if all
+    differ. NaN for one distinct sequence, or if a difference is not finite.
     """
     difference = row_sums(difference, distinct)
     if len(difference) < 2 or not np.isfinite(difference).all():
@@ -224,11 +259,14 @@ def sign_flip_floor(
 
     It is the p of differences with equal signs, because no flip then gives a larger mean. With n differences other than
     0 it is 2 / 2^n if all flips are listed (up to 13 sequences). With 9,999 random flips it is 2 (1 + k) / 10,000, if k
-    of them change no sign. NaN where `sign_flip_p` is NaN.
+    of them change no sign. `difference`: paired differences, one per sequence. `seed`: of the random flips. `distinct`:
+    an integer per sequence, the same for equal sequences; None if all differ. NaN where `sign_flip_p` is NaN.
 
     >>> import numpy as np
-    >>> sign_flip_floor(np.array([1.0, -2.0, 3.0, 4.0, 5.0, 6.0]), 0), sign_flip_floor(np.array([1.0, 0.0, 2.0]), 0)
-    (0.03125, 0.5)
+    >>> sign_flip_floor(np.array([1.0, -2.0, 3.0, 4.0, 5.0, 6.0]), 0)
+    0.03125
+    >>> sign_flip_floor(np.array([1.0, 0.0, 2.0]), 0)
+    0.5
     """
     sizes = np.abs(row_sums(difference, distinct))
     if not np.isfinite(sizes).all():
@@ -240,5 +278,7 @@ def sign_flip_floor(
 
 @cache
 def _floor_of_flips(counted: tuple[bool, ...], seed: int) -> float:
-    """Return `sign_flip_p` of differences that are 1 where `counted` and 0 elsewhere."""
+    """Return `sign_flip_p` of differences that are 1 where `counted` is True and 0 elsewhere. `seed`: of the random
+    flips for more than 13 differences.
+    """
     return sign_flip_p(np.array(counted, dtype=np.float64), seed)

@@ -22,7 +22,9 @@ def next_token_loss(
 ) -> Float64[Tensor, "rows"]:
     """Return the mean next-token cross-entropy of each sequence, in nats per real token.
 
-    `logits` belong to consecutive positions that end with the last but one: use `predict=slice(start, -1)`.
+    Use it as `metric=` of a `Task`. `logits`: of consecutive positions that end with the last but one, so give the task
+    `predict=slice(start, -1)`. `tokens`: ids of the sequences; the last ones are the targets. `mask`: True for real
+    tokens; padding does not count.
     """
     n_predicted = logits.shape[1]
     targets, counted = tokens[:, -n_predicted:], mask[:, -n_predicted:]
@@ -34,12 +36,13 @@ def next_token_loss(
 
 @dataclass(frozen=True)
 class LogitDifference:
-    """A metric: mean logit of the correct answers minus mean logit of the wrong answers, at the last position.
+    """Metric of a `Task`: mean logit of the correct answers minus mean logit of the wrong answers, after a prompt.
 
-    `logit_difference` makes it. A model turns it into an `AnsweredDifference` by `for_model`.
+    `tls.logit_difference` makes it. `for_model` turns its answers into token ids.
 
     Attributes:
-        correct, wrong: one answer (token text or id) for all prompts, or a list with one or several answers per prompt.
+        correct, wrong: an answer (token text or id) for all prompts; or a list over prompts, each entry an answer or a
+            list of answers.
     """
 
     correct: Any
@@ -50,9 +53,11 @@ class LogitDifference:
             object.__setattr__(self, side, _by_place(getattr(self, side), side))
 
     def for_model(self, view: AttentionView, prompts: PackedTokens) -> "AnsweredDifference":
-        """Return the metric with its answers as token ids of a model.
+        """Return an `AnsweredDifference`: this metric with its answers as token ids of the model behind `view`.
 
-        Raises ValueError if an answer is not one token of this model, UnsupportedArchitecture for an encoder.
+        `prompts`: the tokenised prompts, for their number and for notes about the space before an answer. Raises
+        ValueError if an answer is not one token of this model or is both correct and wrong, or if the numbers of
+        answers and prompts differ; UnsupportedArchitecture for an encoder.
         """
         require_causal(view, "it predicts no next token; give a tls.Task with a metric on the logits of a masked token")
         n = len(prompts.tokens)
@@ -68,7 +73,7 @@ class LogitDifference:
         return AnsweredDifference(correct, wrong, _answer_notes(view, prompts, correct, wrong))
 
     def require_answers(self, n_prompts: int) -> None:
-        """Raise ValueError if a list of answers has another length than the prompts."""
+        """Raise ValueError if `correct` or `wrong` is a list whose length is not the number of prompts."""
         for side, given in (("correct", self.correct), ("wrong", self.wrong)):
             if isinstance(given, list) and len(given) != n_prompts:
                 raise ValueError(
@@ -77,7 +82,7 @@ class LogitDifference:
                 )
 
     def of_prompts(self, rows: list[int]) -> "LogitDifference":
-        """Return the metric restricted to the prompts with these numbers."""
+        """Return a new metric with the answers of the prompts whose numbers are in `rows`."""
         kept = (
             [given[row] for row in rows] if isinstance(given, list) else given for given in (self.correct, self.wrong)
         )
@@ -86,11 +91,11 @@ class LogitDifference:
 
 @dataclass(frozen=True)
 class AnsweredDifference:
-    """`LogitDifference` on one model, with the token ids of the answers.
+    """The metric `LogitDifference` for one model: called with logits, it returns the logit difference of each prompt.
 
     Attributes:
         correct, wrong: for each prompt, the token ids of its answers.
-        notes: remarks on answers that do not fit the end of their prompt, see `_answer_notes`.
+        notes: remarks on answers whose leading space does not fit the end of their prompt.
     """
 
     correct: list[list[int]]
@@ -99,11 +104,14 @@ class AnsweredDifference:
 
     @property
     def answers(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(correct ids, wrong ids) of each prompt. Prompts are equal if their tokens and answers are equal."""
+        """For each prompt a tuple (correct ids, wrong ids)."""
         return [(tuple(right), tuple(other)) for right, other in zip(self.correct, self.wrong, strict=True)]
 
     def __call__(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return the logit difference of each prompt [sequences], at the last of the predicted positions."""
+        """Return correct minus wrong logit of each prompt [sequences], at the last predicted position.
+
+        `logits`: [sequences, predicted, d_vocab]. `tokens` and `mask` are not used.
+        """
         last = logits[:, -1]
         weights = torch.zeros_like(last)
         for row, (right, other) in enumerate(zip(self.correct, self.wrong, strict=True)):
@@ -113,9 +121,11 @@ class AnsweredDifference:
 
 
 def _by_place(given: Any, side: str) -> Any:
-    """Return one answer, or a list with an answer or a list of answers per prompt.
+    """Read answers given by a user: `correct=` or `wrong=` of `tls.logit_difference`. Return one answer (text or id),
+    or a new list over prompts.
 
-    `side` ("correct" or "wrong") names the argument in messages. Raises TypeError for other values.
+    An entry of the list is an answer or a list of answers. `side`: "correct" or "wrong", the name of the argument in
+    messages. Raises TypeError for anything else, and for a value with two readings.
     """
     listed = None if isinstance(given, set | frozenset) else values(given)
     if listed is None:
@@ -139,6 +149,9 @@ def _by_place(given: Any, side: str) -> Any:
 
 
 def _answer(given: Any, where: str) -> str | int:
+    """Return an answer given by a user as text or as an int (token id). Raises TypeError, which names the argument
+    `where`, for another value.
+    """
     value = plain(given)
     if isinstance(value, str):
         return str(value)
@@ -154,10 +167,11 @@ def _answer(given: Any, where: str) -> str | int:
 def _answer_notes(
     view: AttentionView, prompts: PackedTokens, correct: list[list[int]], wrong: list[list[int]]
 ) -> tuple[Note, ...]:
-    """Return notes on answers whose leading space does not fit the end of their prompt.
+    """Return a tuple of notes (name, numbers of the prompts, message) on answers whose leading space does not fit.
 
-    joined_word     The prompt ends in a letter, and an answer lacks the space that begins a new word.
-    space_at_end    The prompt ends in a space, and an answer begins with a space or is another token after a space.
+    `correct`, `wrong`: token ids of the answers of each prompt. A note has one of two names. "joined_word": the prompt
+    ends in a letter, and an answer lacks the space that begins a new word. "space_at_end": the prompt ends in a space,
+    and an answer begins with a space or is another token after a space. () if the model behind `view` has no tokenizer.
     """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     if tokenizer is None:
@@ -201,10 +215,16 @@ _SPACES = (" ", "\u0120", "\u2581")  # a space in tokens: plain, in GPT-2, in Se
 
 
 def _ends_in_space(tokenizer: Any, token: int) -> bool:
+    """Return True if the text of a token id ends in a space, in the form that GPT-2 or SentencePiece writes it."""
     return str(tokenizer.convert_ids_to_tokens(token)).endswith(_SPACES)
 
 
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:
+    """Return a list of answer ids for each of `n_prompts` prompts.
+
+    `answers`: one answer for all, or a list per prompt. `side`: "correct" or "wrong". Raises ValueError for an answer
+    that is not one token of the model behind `view`, and for an empty list.
+    """
     if not isinstance(answers, list):
         return [[_token_id(view, answers, side)]] * n_prompts
     ids = []
@@ -218,11 +238,16 @@ def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) ->
 
 
 def _is_token(tokenizer: Any, text: str) -> bool:
+    """Return True if a text is one token of the tokenizer, other than the token for unknown text."""
     ids = tokenizer(text, add_special_tokens=False).input_ids
     return len(ids) == 1 and ids[0] != tokenizer.unk_token_id
 
 
 def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
+    """Return the token id of an answer (text or id) for the model behind `view`.
+
+    Raises ValueError, which begins with `where`, if the answer is not one token of the model.
+    """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     token = answer
     if isinstance(answer, str):
@@ -242,7 +267,7 @@ def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
         token = int(ids[0])
         if token == tokenizer.unk_token_id and answer.strip() != tokenizer.unk_token:
             raise ValueError(
-                f"{where}: the tokenizer does not know {shown(answer)} and reads it as {tokenizer.unk_token!r}: "
+                f"{where}: the tokenizer does not know {shown(answer)} and reads it as {shown(tokenizer.unk_token)}: "
                 "give another answer, or a token id"
             )
     try:

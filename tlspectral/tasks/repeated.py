@@ -9,17 +9,19 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import earlier_calls
+from tlspectral.errors import earlier_calls, not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
-from tlspectral.selection import counted
+from tlspectral.selection import counted, whole_number
 from tlspectral.tables.detector_columns import DETECTORS
 
 SMALL_VOCABULARY = 64  # under so many ids a segment is a permutation, so that no id occurs twice in it
 
 
 @earlier_calls("n_sequences", "segment_length")
+@checked_settings
 def repeated_sequences(
     view: AttentionView, *, n_sequences: int = 200, segment_length: int = 64, seed: int = 0
 ) -> Int[Tensor, "sequences pos"]:
@@ -29,30 +31,34 @@ def repeated_sequences(
 
     >>> import tlspectral as tls
     >>> view = tls.models.reading.attention_view(tls.load_model("tiny-rope"))
-    >>> tls.tasks.repeated_sequences(view, 2, 3).tolist()
+    >>> tls.tasks.repeated_sequences(view, n_sequences=2, segment_length=3).tolist()
     [[0, 19, 11, 20, 19, 11, 20], [0, 21, 14, 27, 21, 14, 27]]
 
     BOS is the tokenizer's BOS, otherwise its EOS, otherwise 0. With fewer than 64 ids in the vocabulary a segment is a
     permutation of ids other than BOS, because a token that occurs twice in r would have two induction targets.
 
     Args:
-        view: the model's `attention_view`.
-        n_sequences: number of sequences, two or more.
-        segment_length: L, two or more. A larger L than the context or a small vocabulary allows is cut.
-        seed: seed of the draw.
+        view: `tls.models.reading.attention_view(model)`, not the model itself.
+        n_sequences: number of sequences, two or more. Default: 200.
+        segment_length: L, two or more. A larger L than the context or a small vocabulary allows is cut. Default: 64.
+        seed: seed of the draw. Default: 0.
 
     Returns:
-        Token ids [n_sequences, 1 + 2 L].
+        Tensor of token ids [n_sequences, 1 + 2 L].
 
     Raises:
         ValueError: fewer than two sequences, or no room for a segment of two tokens.
     """
+    if not hasattr(view, "start_token"):
+        raise TypeError(f"{not_a(view, 'a view')}: give tlspectral.models.reading.attention_view(model)")
+    if whole_number(seed) is None:
+        raise ValueError(f"seed={shown(seed)} is not a whole number: give one, such as seed=0")
     bos = view.start_token
     n_sequences = counted(n_sequences, 2, "n_sequences is the number of repeated sequences")
     segment_length = counted(segment_length, 2, "segment_length is the number of tokens that are repeated")
     length = min(segment_length, (view.n_ctx - 1) // 2)
     allowed = torch.arange(view.d_vocab)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     if view.d_vocab < SMALL_VOCABULARY:
         allowed = allowed[allowed != bos]
         length = min(length, len(allowed))
@@ -70,10 +76,13 @@ def repeated_sequences(
 
 
 def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Pack the caller's sequences `[BOS, r, r]` for a model.
+    """Return the caller's sequences `[BOS, r, r]` (a start token, then a segment r twice) as a `PackedTokens` batch
+    (ids and lengths) for the model behind `view`.
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
+    if tokens.ndim != 2:
+        raise ValueError(f"token ids of shape {tuple(tokens.shape)} are not sequences: give ids [sequences, pos]")
     if not len(tokens) or segment_length_of(tokens) is None:
         refuse_padding(view, tokens, "give sequences [BOS, r, r] without padding")
         raise ValueError(
@@ -85,11 +94,13 @@ def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -
 
 @dataclass(frozen=True, eq=False)
 class RepeatedSegments:
-    """Prompts `[BOS, r, r]` of the task `induction`: the caller's, or drawn when the model is known.
+    """Prompts `[BOS, r, r]` (a start token, then a segment r twice) of the task "induction".
 
     Attributes:
-        given: the caller's token ids [sequences, 1 + 2 L], or None to draw.
-        n_sequences, segment_length, seed: as in `repeated_sequences`.
+        given: the caller's token ids [sequences, 1 + 2 L], or None to draw when a model reads the task.
+        n_sequences: number of sequences to draw.
+        segment_length: L, tokens in a segment to draw.
+        seed: seed of the draw.
     """
 
     given: Tensor | None
@@ -98,7 +109,11 @@ class RepeatedSegments:
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences for a model. Raises ValueError as `induction_loss`."""
+        """Return the sequences, the given ones or newly drawn ones, as a `PackedTokens` batch (ids and lengths) for the
+        model behind `view`.
+
+        Raises ValueError for given sequences of another form, or if no segment of two tokens fits the context.
+        """
         tokens = self.given
         if tokens is None:
             tokens = repeated_sequences(
@@ -108,7 +123,9 @@ class RepeatedSegments:
 
 
 def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
-    """Return prompts as one tensor of token ids if every row has the form `[BOS, r, r]`; otherwise None."""
+    """Return prompts as one tensor of ids [sequences, pos] if each is `[BOS, r, r]` (a token, then a segment r twice);
+    otherwise None.
+    """
     try:
         tokens = torch.stack([torch.as_tensor(row) for row in prompts])
     except (TypeError, ValueError, RuntimeError):  # text, a tokenizer's batch, rows of unequal length
@@ -118,7 +135,7 @@ def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
 
 
 def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
-    """Return L if all rows have the form `[BOS, r, r]` with a segment r of L tokens, two or more; otherwise None."""
+    """Return L if every row is `[BOS, r, r]`, a token and twice a segment r of L >= 2 tokens; otherwise None."""
     length = (tokens.shape[1] - 1) // 2
     if length < 2 or tokens.shape[1] != 1 + 2 * length:
         return None
@@ -126,18 +143,19 @@ def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
 
 
 def detector_pairs(name: str, length: int) -> tuple[list[int], list[int]]:
-    """Return two lists of positions for a detector: all queries of the second copy, and the key scored for each.
+    """Return two lists of positions for a detector: all queries of the second copy, and the key scored for each query.
 
-    `name`: name of the detector. `length`: L, tokens in a copy.
+    `name`: name of the detector, such as "induction". `length`: L, tokens in a copy.
     """
     queries = list(range(length + 1, 2 * length + 1))
     return queries, [DETECTORS[name].key(query, length) for query in queries]
 
 
 def repeated_marks(length: int, causal: bool) -> dict[str, Bool[Tensor, "query key"]]:
-    """Return for each score of the detectors a mask [1 + 2 L, 1 + 2 L]: True at the (query, key) pairs it averages.
+    """Return a dict from the name of each detector score to a mask [1 + 2 L, 1 + 2 L] of the pairs that it averages.
 
-    `length`: L. An encoder (`causal` False) also has the score `next`, and empty masks for some detectors.
+    A mask is True at (query, key) pairs of a sequence `[BOS, r, r]`. `length`: L, tokens in r. `causal`: False for an
+    encoder, which also has the score `next`, and empty masks for some detectors.
     """
     wanted = {
         name: detector_pairs(name, length) if causal or detector.in_encoders else ([], [])

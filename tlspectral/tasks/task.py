@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -12,27 +12,30 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.containers import column_names, columns_of
-from tlspectral.errors import shown
+from tlspectral.errors import kind_of, not_a, shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, n_prompts_of
-from tlspectral.selection import not_a
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
 from tlspectral.tasks.text_rows import TextRows
 from tlspectral.user_functions import require_call
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Prompts and a metric. Give it to `evaluate`, `ablation_sweep` and every other function that measures a model.
+    """Prompts and a metric. Give it to `tls.evaluate`, `tls.ablation_sweep` and other functions that measure a model.
 
     >>> import tlspectral as tls
-    >>> task = tls.Task([[1, 5, 6, 7, 5]], lambda logits, tokens, mask: logits[:, -1, 6] - logits[:, -1, 8], predict=-1)
+    >>> def metric(logits, tokens, mask):
+    ...     return logits[:, -1, 6] - logits[:, -1, 8]
+    >>> task = tls.Task([[1, 5, 6, 7, 5]], metric, predict=-1)
     >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), task)), 1)
     5.3
 
     Ready tasks: `tls.logit_difference`, and `induction`, `language`, `embedding_change` in `tls.tasks`. With
-    `counterfactual=`, every prompt has a pair, which edges, circuits and `parts.Output("counterfactual")` need.
+    `counterfactual=` every prompt has a pair, which edges, circuits and `parts.Output("counterfactual")` need.
 
     Attributes:
         prompts: one of
@@ -44,8 +47,8 @@ class Task:
         predict: positions whose logits the metric gets: a number, a list, a slice, or a tensor [sequences, predicted].
             They count within each prompt; -1 is its last real token. Default: all.
         attention: a query and a key position per sequence [sequences, 2], for functions that measure attention.
-        counterfactual: the pair of each prompt with equally many tokens, as `prompts`; or a `Task` with these prompts
-            and its own metric, which only `denoising()` uses.
+        counterfactual: the pair of each prompt with equally many tokens, in a form of `prompts`; or a `Task` with these
+            prompts and its own metric, which only `denoising()` uses.
         positions: named positions, one for all prompts or one per prompt: `{"S2": [10, 12], "END": -1}`.
         labels: a DataFrame with a row per sequence, such as its condition.
         higher_is_better: True, False or None (unknown). It decides which direction is harm.
@@ -76,7 +79,15 @@ class Task:
         else:
             require_metric(self.metric)
         if self.labels is not None and not isinstance(self.labels, pd.DataFrame):
-            raise TypeError(f"labels are a DataFrame with a row per sequence; found {shown(self.labels)}")
+            raise TypeError(
+                f"labels are a DataFrame with a row per sequence; found {shown(self.labels)}: for example "
+                "pd.DataFrame({'condition': ['a', 'b']})"
+            )
+        if self.positions is not None and not isinstance(self.positions, Mapping):
+            raise TypeError(
+                f"positions={shown(self.positions)} is not a dictionary: give names with positions, such as "
+                '{"S2": [10, 12], "END": -1}'
+            )
         if callable(self.predict):
             require_call(self.predict, ("the width of the prompts",), "predict")
         other = self.counterfactual
@@ -106,12 +117,14 @@ class Task:
         return self.name or getattr(self.metric, "__name__", type(self.metric).__name__)
 
     def denoising(self) -> Task:
-        """Return the task with prompts and counterfactual prompts exchanged; the metric stays.
+        """Return a `Task` with prompts and counterfactual prompts exchanged; the metric stays.
 
         Use it to see what a head restores: an edge or output is then replaced by its value on the clean prompt.
 
         >>> import tlspectral as tls
-        >>> tls.logit_difference([[1, 5, 6, 7, 5]], 6, 8, counterfactual=[[1, 5, 8, 7, 5]]).denoising().prompts
+        >>> prompts, pairs = [[1, 5, 6, 7, 5]], [[1, 5, 8, 7, 5]]
+        >>> task = tls.logit_difference(prompts, 6, 8, counterfactual=pairs)
+        >>> task.denoising().prompts
         [tensor([1, 5, 8, 7, 5])]
 
         If `counterfactual` is a `Task`, its own metric and `predict` evaluate its prompts. Positions, attention, labels
@@ -132,12 +145,13 @@ class Task:
         return replace(other, counterfactual=replace(self, counterfactual=None), name=name, **settings)
 
     def split(self, share: float = 0.5, *, seed: int = 0) -> tuple[Task, Task]:
-        """Return two tasks: one with a random share of the prompts, one with the other prompts.
+        """Return two tasks: one with a random share of the prompts, and one with the remaining prompts.
 
         Use it to choose on one half (such as the edges of a circuit) and evaluate on the other.
 
         >>> import tlspectral as tls
-        >>> fit, held_out = tls.logit_difference([[1, 2], [1, 3], [1, 4], [1, 5]], 6, 7).split(0.5)
+        >>> task = tls.logit_difference([[1, 2], [1, 3], [1, 4], [1, 5]], 6, 7)
+        >>> fit, held_out = task.split(0.5)
         >>> len(fit.prompts), len(held_out.prompts)
         (2, 2)
 
@@ -146,13 +160,14 @@ class Task:
 
         Args:
             share: share of the prompts in the first task. Default: half.
-            seed: seed of the random choice.
+            seed: seed of the random choice. Default: 0.
 
         Raises:
             ValueError: one half would be empty, all prompts are equal, or something given per prompt has another number
                 of rows.
-            TypeError: the metric is a plain function, which cannot be restricted to some rows, or the prompts are made
-                when the model is known.
+            TypeError: the metric is a plain function, which cannot be restricted to some rows; use
+                `tls.logit_difference`. Or the prompts are made only when a model reads the task, as in
+                `tls.tasks.induction`.
         """
         n, other = n_prompts_of(self.prompts), self.counterfactual
         other = other.prompts if isinstance(other, Task) else other
@@ -187,9 +202,14 @@ class Task:
         return self._of(sorted(chosen), n), self._of(sorted(set(order) - chosen), n)
 
     def _of(self, rows: list[int], n: int) -> Task:
-        """Return the task restricted to the prompts `rows` of `n`. Raises ValueError for another number of rows."""
+        """Return a copy of the task restricted to some prompts, with their answers, pairs, positions and labels. Raises
+        ValueError if a field has another number of rows than `n`.
+
+        `rows`: numbers of the prompts to keep. `n`: number of prompts of the task.
+        """
 
         def chosen(values: Any, what: str, per_prompt: bool = True) -> Any:
+            """Return the values of the chosen prompts; values for all prompts stay as they are."""
             found = len(values) if per_prompt and values is not None else n
             if found != n:
                 raise ValueError(f"{what} has {found} rows, and there are {n} prompts: give one row for each prompt")
@@ -220,7 +240,10 @@ class Task:
 
 
 def require_metric(metric: Any, what: str = "metric") -> None:
-    """Raise TypeError for a metric that cannot be called with logits, tokens and mask. `what` names it."""
+    """Raise TypeError unless `metric` is a function that can be called with logits, tokens and mask.
+
+    `what`: name of the metric in the message.
+    """
     if not callable(metric):
         wrong = not_a(metric, "a metric") if what == "metric" else f"{what} is {shown(metric)}"
         raise TypeError(
@@ -231,9 +254,9 @@ def require_metric(metric: Any, what: str = "metric") -> None:
 
 
 def _query_key(attention: Any) -> Any:
-    """Return query and key positions as lists of two; a frame is read by its columns `query` and `key`.
+    """Return query and key positions as a list with one [query, key] per sequence.
 
-    Raises TypeError for a frame without these columns.
+    `attention`: such a list, a tensor, or a frame with columns `query` and `key`. Raises TypeError for another frame.
     """
     names = column_names(attention)
     if names is not None:
@@ -247,7 +270,11 @@ def _query_key(attention: Any) -> Any:
 
 
 def _contents(prompts: Any) -> list[Any]:
-    """Return for each prompt its text, or its real token ids as a tuple. Equal prompts have equal contents."""
+    """Return a list with the text of each prompt, or its real token ids as a tuple, so that equal prompts compare
+    equal.
+
+    `prompts`: texts, tensors of ids, or a tokenizer's batch.
+    """
     if isinstance(prompts, dict):
         ids = prompts["input_ids"]
         mask = prompts.get("attention_mask", torch.ones_like(ids))
@@ -256,10 +283,11 @@ def _contents(prompts: Any) -> list[Any]:
 
 
 def _nested(positions: Any) -> bool:
-    """Return whether positions are given per prompt (a list of lists), not as one list for all prompts."""
+    """Return True if positions are given per prompt (a list of lists), False for one list for all prompts."""
     return isinstance(positions, list) and any(isinstance(row, list) for row in positions)
 
 
+@checked_settings
 def induction(
     prompts: Int[Tensor, "sequences pos"] | None = None,
     *,
@@ -270,17 +298,35 @@ def induction(
     """Make the task "induction": the loss on the second copy of a repeated random segment, in nats per token.
 
     >>> import tlspectral as tls
-    >>> print(tls.evaluate(tls.load_model("tiny-rope"), tls.tasks.induction(n_sequences=8)))
+    >>> task = tls.tasks.induction(n_sequences=8)
+    >>> print(tls.evaluate(tls.load_model("tiny-rope"), task))
     0.1095 ± 0.0019
 
-    Sequences are `[BOS, r, r]`, as in `detect_heads` ("Fingerprint, Not Blueprint", section 8). With L tokens in r,
-    positions L+1 to 2L-1 predict, because the token after each of them has been seen. Lower is better.
+    Use it to measure how well a model copies from its context ("Fingerprint, Not Blueprint", section 8). A sequence is
+    `[BOS, r, r]`: a start token, then a segment r of L tokens twice. Positions L+1 to 2L-1 predict the next token,
+    because the token after each of them has been seen. Lower is better.
 
     Args:
-        prompts, n_sequences, segment_length, seed: as in `induction_loss`.
+        prompts: your own sequences of this form, token ids [sequences, 1 + 2 L]. Default: draw random ones when a model
+            reads the task.
+        n_sequences: number of sequences to draw, two or more. Default: 200.
+        segment_length: L, at most (context - 1) // 2; a larger L is cut to that. Default: 64.
+        seed: seed of the draw. Default: 0.
+
+    Returns:
+        A `Task` for `tls.evaluate`, `tls.ablation_sweep` and others. Its metric is the mean loss of each sequence in
+            nats per token.
+
+    Raises:
+        ValueError: when a model reads the task: `prompts` are not repeated sequences or have ids that the model lacks,
+            fewer than two sequences are to be drawn, or the context has no room for a segment of two tokens.
+        UnsupportedArchitecture: when an encoder reads the task, because it sees the token to predict.
+
+    Not established: that a head with an effect here is an induction head. Heads that feed induction have an effect too,
+    and so do heads whose removal damages the model in general.
     """
     return Task(
-        RepeatedSegments(None if prompts is None else prompts.clone(), n_sequences, segment_length, seed),
+        RepeatedSegments(_own_ids(prompts), n_sequences, segment_length, seed),
         next_token_loss,
         predict=lambda width: slice((width - 1) // 2 + 1, width - 1),
         higher_is_better=False,
@@ -288,6 +334,7 @@ def induction(
     )
 
 
+@checked_settings
 def language(
     prompts: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
     *,
@@ -295,7 +342,7 @@ def language(
     n_sequences: int = 64,
     sequence_length: int = 128,
 ) -> Task:
-    """Make the task "language": the next-token loss on text, in nats per token ("Fingerprint, Not Blueprint", FP, 5).
+    """Make the task "language": the next-token loss on text, in nats per token.
 
     >>> import torch
     >>> import tlspectral as tls
@@ -303,10 +350,26 @@ def language(
     >>> print(tls.evaluate(tls.load_model("tiny-rope"), task))
     3.3725 ± 0.6056
 
-    All positions but the last predict. Lower is better.
+    Use it to see whether an ablation hurts the model on ordinary text ("Fingerprint, Not Blueprint", section 5). All
+    positions but the last predict. Lower is better.
 
     Args:
-        prompts, attention_mask, n_sequences, sequence_length: as in `language_loss`. Default: the packaged book.
+        prompts: token ids [sequences, pos]; one or several documents as text (the model needs a tokenizer); or the name
+            of a data set, one word, whose column `text` is streamed. Default: the public-domain book in this package.
+        attention_mask: for padded token ids, 1 for real tokens and 0 for padding. The model does not see padding.
+        n_sequences: number of rows to cut from text, from its beginning. Default: 64. Token ids are all used.
+        sequence_length: tokens in such a row, BOS included. Default: 128, at most the context.
+
+    Returns:
+        A `Task` for `tls.evaluate`, `tls.ablation_sweep` and others. Its metric is the mean loss of each sequence in
+            nats per token.
+
+    Raises:
+        ValueError: when a model reads the task: text without a tokenizer, ids that the model does not have, ids that
+            look padded without a mask, or a mask that does not fit.
+        UnsupportedArchitecture: when an encoder reads the task, because it sees the token to predict.
+
+    Not established: a held-out loss. Most models were trained on the packaged book: compare a model with itself.
     """
     return Task(
         TextRows(_own(prompts), _own(attention_mask), n_sequences, sequence_length),
@@ -317,13 +380,31 @@ def language(
     )
 
 
+def _own_ids(prompts: Any) -> Tensor | None:
+    """Return a copy of a tensor of token ids, `prompts=` of the task "induction"; None for None. Raises TypeError for
+    anything else.
+    """
+    if prompts is None or isinstance(prompts, Tensor):
+        return None if prompts is None else prompts.clone()
+    raise TypeError(f"{not_a(prompts, 'repeated sequences')}: give a tensor of token ids [sequences, 1 + 2 L], or None")
+
+
 def _own(given: Any) -> Any:
-    """Return a copy of a tensor or a list; return text, a mapping and None as they are."""
+    """Return a copy of prompts or masks that a user gave as a tensor or an iterable (as a list); return text, a mapping
+    and None as they are.
+
+    Raises TypeError for other values, such as a model or a table.
+    """
     if isinstance(given, Tensor):
         return given.clone()
-    return given if given is None or isinstance(given, str | Mapping) else list(given)
+    if given is None or isinstance(given, str | Mapping):
+        return given
+    if isinstance(given, Iterable) and kind_of(given) not in ("a model", "a task", "a part", "a table"):
+        return list(given)
+    raise TypeError(f"{not_a(given, 'prompts')}: give token ids [sequences, pos], a text or a list of texts, or None")
 
 
+@checked_settings
 def logit_difference(
     prompts: Any,
     correct: Any,
@@ -336,28 +417,32 @@ def logit_difference(
     """Make a task: the logit of the correct answer minus the logit of the wrong answer, after the end of each prompt.
 
     >>> import tlspectral as tls
-    >>> tls.logit_difference(["When Mary and John went out, John gave a book to"], " Mary", " John")
+    >>> prompt = "When Mary and John went out, John gave a book to"
+    >>> tls.logit_difference([prompt], " Mary", " John")
     Task(logit difference, 1 prompts)
-    >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), tls.logit_difference([[1, 5, 6, 7, 5]], 6, 8))), 1)
+    >>> task = tls.logit_difference([[1, 5, 6, 7, 5]], 6, 8)
+    >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), task)), 1)
     5.3
 
     Use it when a prompt has a right and a wrong next token. Higher is better.
 
     Args:
-        prompts: as in `Task`.
+        prompts: a list of strings; token ids [sequences, pos], or a list of lists of ids; or a tokenizer's batch with
+            `input_ids` and `attention_mask`.
         correct, wrong: the answer, as token text or id, for all prompts; or a list with one answer per prompt, or with
             a list of answers per prompt, whose logits are averaged. A column of a table is read by place.
-        counterfactual, positions: as in `Task`.
-        name: name in tables.
+        counterfactual: the pair of each prompt, with equally many tokens, in a form of `prompts`. Default: no pairs.
+        positions: named positions, for all prompts or one per prompt: `{"S2": [10, 12], "END": -1}`. Default: none.
+        name: name in tables. Default: "logit difference".
 
     Returns:
-        A `Task` that predicts at the last real token of each prompt.
+        A `Task` that predicts at the last real token of each prompt. Its metric is a value per prompt, in logits.
 
     Raises:
-        TypeError: prompts in no form of `Task`, or an answer that is neither text nor a whole number.
-        ValueError: a list of answers has another length than the prompts.
-        When the task meets a model: ValueError for an answer that is not one token the model can predict, or that is
-        both correct and wrong; UnsupportedArchitecture for an encoder.
+        TypeError: prompts in another form, or an answer that is neither text nor a whole number.
+        ValueError: a list of answers has another length than the prompts. When a model reads the task: an answer that
+            is not one token the model can predict, or that is both correct and wrong.
+        UnsupportedArchitecture: when an encoder reads the task.
 
     Not established: that the model would give the answer. A third token may have the largest logit.
     """
@@ -373,9 +458,10 @@ def logit_difference(
 
 
 def task_of(task: Any, *, seed: int = 0, n_sequences: int | None = None) -> Task:
-    """Return a `Task` as it is, or the ready task of this name with `n_sequences` sequences drawn by `seed`.
+    """Return the given `Task`, or the ready task that a text names: "induction" or "language" with defaults.
 
-    Raises ValueError for anything else.
+    `seed`: seed of the sequences of "induction". `n_sequences`: number of sequences of the ready task; None for its
+    default. Raises ValueError for anything else.
     """
     if isinstance(task, Task):
         return task

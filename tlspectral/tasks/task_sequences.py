@@ -35,7 +35,7 @@ from tlspectral.models.running.text import tokens_text
 from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.metrics import AnsweredDifference, LogitDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
-from tlspectral.tasks.task import Task, require_metric
+from tlspectral.tasks.task import Task, require_metric, task_of
 from tlspectral.user_functions import call_users, function_name, not_finite, returned_tensor
 
 _Result = TypeVar("_Result")
@@ -46,14 +46,16 @@ _BACKWARD = 4  # a backward pass keeps activations of all layers, so it gets so 
 
 @dataclass(frozen=True)
 class TaskSequences(PackedTokens):
-    """The sequences of a task on one model: token ids on the CPU, and all that the task says about them.
+    """The sequences of a task on one model: token ids on the CPU, and what the task says about them.
 
     Attributes:
-        predicted: positions whose logits the metric gets, a slice or [sequences, predicted].
+        predicted: positions whose logits the metric gets, a slice or a tensor [sequences, predicted].
         metric: function of logits, tokens and mask that returns a value per sequence.
         by_rows: True if the metric measures each sequence by itself, so that it can be called batch by batch.
-        name, labels, higher_is_better: as in `Task`.
-        counterfactual: the pair of each sequence, with equal lengths.
+        name: name of the task.
+        labels: DataFrame with a row per sequence, or None.
+        higher_is_better: True, False, or None if unknown.
+        counterfactual: the pair of each sequence, with equal lengths; None without pairs.
         positions: for each name, a position per sequence.
         distinct: an integer per sequence. Sequences with equal tokens, pair, predicted positions and answers have the
             same integer. None if all differ.
@@ -73,7 +75,7 @@ class TaskSequences(PackedTokens):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the tokens and the predicted positions."""
+        """SHA-256 of the tokens and the predicted positions, as hex text."""
         return self.hashed(self.predicted if isinstance(self.predicted, slice) else self.predicted.tolist())
 
     @property
@@ -84,27 +86,33 @@ class TaskSequences(PackedTokens):
         return self.predicted.shape[1]
 
     def predicted_of(self, sequences: slice) -> Positions:
-        """Return the predicted positions of a slice of the sequences."""
+        """Return the predicted positions of the sequences in the slice `sequences`: a slice of positions, or a tensor
+        [sequences, predicted].
+        """
         return self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Return how many sequences fit into one run on the model's device, by its tokens, scores and logits."""
+        """Return how many sequences fit into one run on the model's device, by tokens, scores and logits."""
         return max(1, min(rows_of_pass(view, self.tokens.shape[1]), self._rows_predicted(view)))
 
     def recorded(self, view: AttentionView) -> dict[str, Any]:
-        """Return the `attrs` of a table about its sequences: number, number per run, hash of tokens, notes."""
+        """Return a dict for the attrs of a table: n_sequences, batch (sequences per run), tokens_sha256, and notes
+        about the prompts.
+        """
         counts = {"n_sequences": len(self.tokens), "batch": self.rows_at_once(view)}
         return {**counts, "tokens_sha256": self.digest, **self.noted}
 
     def _rows_predicted(self, view: AttentionView) -> int:
+        """Return how many sequences one run on the model's device may have, by the memory of their predicted logits."""
         return batch_on(view.device).logits // (self.n_predicted * view.d_vocab)
 
     def in_batches(
         self, view: AttentionView, run: Callable[[slice], _Result], *, backward: bool = False
     ) -> Iterator[_Result]:
-        """Yield the results of `run`, called with the slice of each batch of `rows_at_once` sequences.
+        """Call `run` with the slice of each batch of sequences, and yield its results.
 
-        `backward`: the run has a backward pass over all layers, so batches are smaller. See `batches.in_batches`.
+        `view`: the model, for the memory of its device. A batch has `rows_at_once` sequences. `backward`: True if the
+        run has a backward pass over all layers, which makes batches smaller.
         """
         rows = self.rows_at_once(view)
         if backward:
@@ -114,10 +122,10 @@ class TaskSequences(PackedTokens):
     def measured(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float64[Tensor, "rows"]:
-        """Return the metric of each sequence in a slice; default: of all, which a metric not `by_rows` needs.
+        """Return the metric's value for each sequence of the slice `sequences`, from the logits of these sequences.
 
-        The user's metric gets copies of logits, tokens and mask. Raises ValueError unless it returns a tensor with one
-        finite number per sequence.
+        A metric that is not `by_rows` needs all sequences (the default slice). The user's metric gets copies of logits,
+        tokens and mask. Raises ValueError unless it returns a tensor with one finite number per sequence.
         """
         values = self._values(logits, sequences)
         wrong = not_finite(values)
@@ -132,7 +140,11 @@ class TaskSequences(PackedTokens):
     def _values(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float64[Tensor, "rows"]:
-        """Return the metric as `measured` does, without the check that its numbers are finite."""
+        """Return the metric's value for each sequence of the slice `sequences`, from the logits of these sequences.
+
+        Unlike `measured`, allow NaN and infinity. Raises ValueError unless the metric returns a tensor with one number
+        per sequence.
+        """
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
@@ -145,15 +157,16 @@ class TaskSequences(PackedTokens):
 
     @property
     def _metric_name(self) -> str:
-        """The metric in messages: "the metric NAME of the task TASK"."""
+        """The metric as messages call it: "the metric NAME of the task TASK"."""
         name = function_name(self.metric)
         return f"the metric {name}" + f" of the task {self.name!r}" * (name != self.name)
 
     def of_each_row(self, logits: Callable[[], Float[Tensor, "sequences predicted d_vocab"]]) -> bool:
-        """Return whether the value of a sequence depends only on its own logits.
+        """Return True if the value of a sequence depends only on its own logits.
 
-        This is true for ready metrics. A user's metric is tried: the logits of even sequences are changed, then of odd
-        ones, and the values of unchanged sequences must stay equal.
+        This holds for ready metrics. A user's metric is tried out: the logits of even sequences are changed, then the
+        logits of odd ones, and the values of unchanged sequences must stay equal. `logits`: function that returns the
+        logits of all sequences.
         """
         if self.by_rows or isinstance(self.metric, AnsweredDifference):
             return True
@@ -170,9 +183,10 @@ class TaskSequences(PackedTokens):
     def gradients(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return the gradient of the summed metric with respect to `logits`.
+        """Return the gradient of the sum of the metric over sequences with respect to the logits, in the shape of
+        `logits`, which is not changed.
 
-        Raises ValueError if the metric has no gradient.
+        `logits`: of the sequences in the slice `sequences`. Raises ValueError if the metric has no gradient.
         """
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
@@ -187,9 +201,10 @@ class TaskSequences(PackedTokens):
 
 @dataclass
 class MetricValues:
-    """Collects the values of all sequences, in several stacked copies, while logits come batch by batch.
+    """Collects the metric's values of all sequences while logits come batch by batch, for several copies of the model.
 
-    `copies`: number of copies that one run stacks, such as a model ablated in different ways.
+    `sequences`: the task's sequences, with its metric. `copies`: number of copies that one run stacks on the batch
+    axis, such as a model ablated in different ways.
     """
 
     sequences: TaskSequences
@@ -197,21 +212,33 @@ class MetricValues:
     _batches: list[Tensor] = field(default_factory=list)
 
     def add(self, batch: slice, logits: Float[Tensor, "rows predicted d_vocab"]) -> None:
-        """Add the logits of a batch, which holds all its sequences for copy 0, then for copy 1, and so on."""
+        """Compute and store the values of a batch.
+
+        Its logits have all sequences for copy 0, then for copy 1, and so on. `batch`: the slice of sequences.
+        """
         self.keep(self.read(batch, logits.unflatten(0, (self.copies, -1))))
 
     def read(self, batch: slice, logits: Float[Tensor, "copies rows predicted d_vocab"]) -> Tensor:
-        """Return the values of a batch [copies, rows], or its logits if the metric has to see all sequences at once."""
+        """Return the metric's values [copies, rows] of the sequences in the slice `batch`, on the CPU; nothing is
+        stored.
+
+        If the metric must see all sequences at once, and the batch has only some, return the logits.
+        """
         if not self.sequences.by_rows and batch.stop - batch.start < len(self.sequences.tokens):
             return logits
         return torch.stack([self.sequences.measured(copy, batch) for copy in logits]).cpu()
 
     def keep(self, of_batch: Tensor) -> None:
-        """Store the result of `read` for the next batch."""
+        """Store `of_batch`, the result of `read` for a batch: its values [copies, rows], or its logits. Batches come in
+        order.
+        """
         self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
-        """Return the values of all batches, [copies, sequences]. Raises as `TaskSequences.measured`."""
+        """Return the values of all stored batches, [copies, sequences].
+
+        Raises ValueError unless the metric returns one finite number per sequence.
+        """
         values = torch.cat(self._batches, dim=1)
         if values.ndim > 2:  # logits
             values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
@@ -219,14 +246,16 @@ class MetricValues:
 
 
 def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
-    """Tokenise a task for a model and check that prompts, pairs, positions, labels and metric fit together.
+    """Tokenise a task for a model. Return a `TaskSequences`: token ids, counterfactual pairs, positions, labels and
+    metric, checked to fit together.
 
     Raises:
         UnsupportedArchitecture: an encoder with a metric of the next token.
-        ValueError, TypeError: as `Task` and `packed_prompts`; positions, labels or attention that do not fit the
-            prompts; positions without a next token for `next_token_loss`; or more than 8 GiB of logits for a metric
-            that gets all sequences at once.
+        ValueError, TypeError: prompts that the model cannot read; pairs of unequal length; positions, labels or
+            attention that do not fit the prompts; positions without a next token for `next_token_loss`; or more than 8
+            GiB of logits for a metric that gets all sequences at once.
     """
+    task = task_of(task)
     packed = read_prompts(view, task.prompts)
     metric = task.metric
     if hasattr(metric, "for_model"):  # it needs the model's tokenizer, such as the token of an answer
@@ -290,9 +319,10 @@ def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
 
 
 def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedTokens | None:
-    """Return the counterfactual prompts of a task as token ids; None if it has none.
+    """Return the counterfactual prompts of a task as a `PackedTokens` batch (ids and lengths); None if it has none.
 
-    Raises ValueError if their number or the length of a pair differs from the prompts (`packed`).
+    `view`: the model. `packed`: the task's own prompts. Raises ValueError if there are more or fewer pairs, or a pair
+    has another number of tokens.
     """
     if task.counterfactual is None:
         return None
@@ -314,7 +344,8 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
 
 
 def _warn_of_early_differences(sequences: TaskSequences) -> None:
-    """Warn about pairs that are equal, and about pairs that differ before every named position.
+    """Warn about pairs of prompt and counterfactual that are equal, and about pairs that differ before every position
+    that the task names. Nothing is returned; `sequences` must have pairs.
 
     A name for the last token is left out, because every useful pair differs before its last token.
     """
@@ -339,7 +370,8 @@ def _warn_of_early_differences(sequences: TaskSequences) -> None:
 
 
 def _require_targets(sequences: TaskSequences) -> None:
-    """Raise ValueError unless the predicted positions are consecutive and end with the last but one.
+    """Raise ValueError unless the predicted positions of `sequences` are consecutive and end with the last position but
+    one.
 
     `next_token_loss` takes the tokens after these positions as targets.
     """
@@ -355,10 +387,12 @@ def _require_targets(sequences: TaskSequences) -> None:
 
 
 def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: Any) -> Positions:
-    """Return the positions of `Task.predict`: a slice if possible, otherwise a tensor [sequences, predicted].
+    """Return the positions that `predict` selects in each prompt: a slice if possible, otherwise a tensor [sequences,
+    predicted].
 
-    `lengths`: tokens of each prompt; `width`: the most tokens. A slice counts within each prompt. If it selects fewer
-    positions in one prompt than in another, the last real token fills the row.
+    `lengths`: tokens of each prompt. `width`: the most tokens of a prompt. `predict`: a number, a list, a slice or a
+    tensor, counted within each prompt; a function of `width` that returns one of these; or None for all positions. If a
+    slice selects fewer positions in one prompt than in another, the last real token fills the row.
 
     Raises ValueError for a position that a prompt does not have, or no position at all; TypeError for another form.
     """
@@ -382,7 +416,9 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
 
 
 def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValue:
-    """Run the model with its current hooks on all sequences, batch by batch without gradients; return the value."""
+    """Run the model with its current hooks on all sequences, without gradients; return the `MetricValue` (mean and
+    value per sequence, in the metric's unit). The model's training mode is restored.
+    """
     values = MetricValues(sequences, 1)
 
     def add(batch: slice) -> None:
@@ -397,7 +433,9 @@ def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValu
 def metric_value_from(
     view: AttentionView, sequences: TaskSequences, values: Float64[np.ndarray, "sequences"]
 ) -> MetricValue:
-    """Return the `MetricValue` of values per sequence, with labels, hash and texts of the sequences."""
+    """Return a `MetricValue` of `values`, one per sequence, with the labels, hash and texts of the sequences. `view`
+    decodes token ids to text.
+    """
     texts = sequences.given_texts
     if texts is None:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
@@ -408,7 +446,11 @@ def metric_value_from(
 def intact_values(
     view: AttentionView, sequences: TaskSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """Run the model without ablation. Return the run, which can be replayed from `layers` on, and each value."""
+    """Run the model on all sequences without ablation. Return the run (an `IntactRun`, which keeps activations for
+    replays) and the metric's value of each sequence.
+
+    `layers`: the layers from which the run can be replayed later with other hooks.
+    """
     values = MetricValues(sequences, 1)
     rows = sequences.rows_at_once(view)
     intact = intact_run(view, sequences.tokens, sequences.predicted, layers, batch=rows, reduce=values.add)
@@ -417,13 +459,13 @@ def intact_values(
 
 @dataclass(frozen=True)
 class Replays:
-    """Several ablated runs that all equal the intact run up to one layer.
+    """A group of ablated runs that all equal the intact run up to one layer.
 
     Attributes:
-        layer: the first layer in which a replay differs from the intact run.
-        n: number of replays.
-        hooks_of: function of (slice of replays, slice of sequences) that returns hooks. In the batch that the hooks
-            see, each of these replays has a whole copy of these sequences, one copy after the other.
+        layer: the first layer in which these runs differ from the intact run.
+        n: number of runs (replays).
+        hooks_of: function of (slice of replays, slice of sequences) that returns hooks as (hook name, function). The
+            batch that these hooks see has a copy of the sequences for each replay, one copy after another.
     """
 
     layer: int
@@ -437,17 +479,17 @@ def replayed_values(
     replays: Sequence[Replays],
     seen: Callable[[list[int], slice, Float[Tensor, "copies rows predicted d_vocab"]], None] | None = None,
 ) -> Float64[Tensor, "replays sequences"]:
-    """Evaluate every replay on all sequences. Layers from the replay's first on are run again under its hooks.
+    """Run every replay (an ablated run) on all sequences from its first changed layer on. Return the metric's values.
 
-    As many replays as memory allows are stacked on the batch axis, in the order of their layers, and run in one pass;
-    a replay joins the pass at its layer. Stacking changes numbers by rounding only.
+    As many replays as memory allows are stacked on the batch axis, in the order of their layers, and run in one pass; a
+    replay joins the pass at its layer. Stacking changes numbers by rounding only.
 
     Args:
         intact: the run without hooks.
         sequences: the sequences of a task.
         replays: groups of replays.
-        seen: called with (rows of the result, slice of sequences, logits) for each pass; for a second time if a pass
-            ran out of memory and is repeated.
+        seen: function called for each pass with (rows of the result, slice of sequences, logits); twice if a pass ran
+            out of memory and is repeated. None for no calls.
 
     Returns:
         Value of each replay, in the given order, on each sequence.

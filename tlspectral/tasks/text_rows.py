@@ -13,12 +13,13 @@ from tlspectral.models.running.text import text_tokens
 
 @dataclass(frozen=True, eq=False)
 class TextRows:
-    """Rows of text, or token ids with their mask; every position predicts the next token.
+    """Prompts of the task "language": rows of text or token ids, in which every position predicts the next token.
 
     Attributes:
         given: token ids [sequences, pos], text or the name of a data set; None for the packaged book.
-        attention_mask: for padded ids, 1 for real tokens and 0 for padding.
-        n_sequences, sequence_length: rows to cut from text, and tokens in a row.
+        attention_mask: for padded ids, 1 for real tokens and 0 for padding; otherwise None.
+        n_sequences: number of rows to cut from text.
+        sequence_length: tokens in such a row.
     """
 
     given: Any
@@ -27,7 +28,11 @@ class TextRows:
     sequence_length: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the rows as token ids of a model. Raises ValueError for text without a tokenizer or unfit ids."""
+        """Return the rows as a `PackedTokens` batch: token ids for the model behind `view`, with their lengths.
+
+        Raises ValueError for text without a tokenizer, ids that the model lacks, and ids that look padded without a
+        mask.
+        """
         tokens, mask = self.given, self.attention_mask
         if not isinstance(tokens, Tensor):
             if mask is not None:

@@ -253,11 +253,11 @@ def test_ids_that_do_not_repeat_are_prompts(tokens):
         (
             {},
             {"n_sequences": 1},
-            "n_sequences is how many repeated sequences are drawn, .* from 2 up; found 1",
+            "n_sequences is the number of repeated sequences, .* from 2 up; found 1",
         ),
-        ({}, {"segment_length": 1}, "segment_length is how many tokens are repeated, .* from 2 up; found 1"),
-        ({"n_ctx": 4}, {}, r"segments of two tokens, and the model \(context 4, .* has room for 1"),
-        ({"d_vocab": 2}, {}, r", 1 usable ids\) has room for 1"),
+        ({}, {"segment_length": 1}, "segment_length is the number of tokens that are repeated, .* from 2 up; found 1"),
+        ({"n_ctx": 4}, {}, r"segments of two tokens or more, and this model has room for 1 \(context 4"),
+        ({"d_vocab": 2}, {}, r"has room for 1 \(context 128, 1 usable ids\)"),
     ],
 )
 def test_draws_without_room_are_refused(changes, arguments, said):

@@ -298,7 +298,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
     pairs, table = ranked(planted, asked)
     with pytest.raises(ValueError, match="has no counterfactual prompts"):
         tls.run_circuit(planted, [], tls.logit_difference(CLEAN, 7, 10))
-    with pytest.raises(ValueError, match=r"must be a table .*; found AttributionResult; .* has edges, .*'L0H1'"):
+    with pytest.raises(ValueError, match=r"must be a table .*; found AttributionResult: .*; .* has edges, .*'L0H1'"):
         inspect.unwrap(room._ranked)(pairs.graph, EDGES)
     with pytest.raises(ValueError, match="has neither estimate nor delta"):
         tls.faithfulness(planted, table[["sender", "receiver"]], asked)
@@ -325,7 +325,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
         (None, None, "found None"),
         (pd.DataFrame({"sender": ["L0H1"]}), None, "the table of edges has no column receiver"),
         ([], "induction", "induction has no counterfactual prompts: give Task"),
-        ([], "other", "task must be a tls.Task, 'induction' or 'language', not 'other'"),
+        ([], "other", "'other' is not a task: task must be a tls.Task"),
     ],
 )
 def test_what_names_no_edges_or_no_task_is_refused(planted, edges, task, words):

@@ -71,7 +71,9 @@ NO_RECEIVER = ["L1H0", "L1H0.z", "L1KV0.q", "KV0.k", "", "L1MLP.q", 3, None, (1,
 
 @pytest.mark.parametrize("given", NO_RECEIVER, ids=repr)
 def test_what_names_no_receiver_is_refused(given):
-    with pytest.raises(BadHead, match=r'names no receivers?: a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k"'):
+    with pytest.raises(
+        BadHead, match=r'(names no|a head, not a) receivers?: a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k"'
+    ):
         inspect.unwrap(read_receivers)(given)
 
 

@@ -416,7 +416,11 @@ class NoSettings(PARTS.Output):
     ("part", "error", "said"),
     [
         (Nameless(None), TypeError, "the part Nameless has the name ''"),
-        (Alone(None), TypeError, r"of\(\) of the part 'own' is a function of scores and pairs, .*found of\(scores\)"),
+        (
+            Alone(None),
+            TypeError,
+            r"of\(\) of the part 'own' is a function of scores and pairs, .*found \w+\.of\(scores\)",
+        ),
         (
             Elsewhere(None),
             ValueError,

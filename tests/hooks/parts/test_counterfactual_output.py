@@ -64,7 +64,9 @@ def test_a_pair_that_is_the_prompt_has_no_effect():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
     other[1:] = clean[1:]
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
-    with pytest.warns(UserWarning, match="5 of 6 pairs are equal, such as that of prompt 1: .* an effect of 0 there"):
+    with pytest.warns(
+        UserWarning, match="5 of 6 pairs are equal, such as the pair of prompt 1: every effect is 0 there"
+    ):
         table = tls.ablation_sweep(model, "output", heads="L0", task=task, control="random")
     expected = patched_by_pair(model, clean[:1], other[:1], 0, 1) - patched_by_pair(model, clean[:1], clean[:1], 0, 1)
     assert table["delta"][1] == pytest.approx(expected.item() / 6, abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
@@ -112,7 +114,7 @@ def test_runs_without_pairs_are_refused_in_words():
         pass
     with pytest.raises(ValueError, match="prompt 0 has 9 tokens and its counterfactual 8"):
         tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=other[:, :-1]))
-    with pytest.raises(ValueError, match="counterfactual has 5 prompts, and there are 6"):
+    with pytest.raises(ValueError, match="counterfactual= has 5 prompts, and prompts= has 6"):
         tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=other[:5]))
 
 
@@ -132,14 +134,14 @@ def test_pairs_of_a_task_are_exchanged_split_and_watched():
     assert len(fit.positions["END"]) == 3
     early = tls.logit_difference(clean, 7, 10, counterfactual=other, positions={"later": 5})
     with pytest.warns(
-        UserWarning, match="6 of 6 pairs differ before every named position, such as that of prompt 0 at 3"
+        UserWarning, match="6 of 6 pairs differ before every named position, such as the pair of prompt 0 at position 3"
     ):
         tls.evaluate(model, early)
     # Warnings are errors: a name for the last token of a prompt says nothing about where its pair may differ.
     for names in ({"END": -1}, {"END": -1, "changed": 3}):
         tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=other, positions=names))
     some_end = tls.logit_difference(clean, 7, 10, counterfactual=other, positions={"END": [-1] * 5 + [-2]})
-    with pytest.warns(UserWarning, match="1 of 6 pairs differ before .* prompt 5 at 3"):
+    with pytest.warns(UserWarning, match="1 of 6 pairs differ before .* prompt 5 at position 3"):
         tls.evaluate(model, some_end)
     with pytest.warns(UserWarning, match="6 of 6 pairs are equal"):
         tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=clean))

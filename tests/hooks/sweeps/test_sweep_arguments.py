@@ -80,7 +80,7 @@ REFUSED = [
     (
         "symmetric",
         {"task": tls.Task(FOUR, accuracy, predict=-1, name="accuracy"), "screen": "gradient"},
-        "a metric with a gradient, and that of accuracy has none",
+        "a metric with a gradient, and the metric of accuracy has none",
     ),
 ]
 
@@ -101,7 +101,7 @@ def test_words_that_it_does_not_know_are_refused(option):
 
 
 def test_names_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match=r"task must be a tls\.Task, 'induction' or 'language', not 'other'"):
+    with pytest.raises(ValueError, match=r"'other' is not a task: task must be a tls\.Task"):
         task_of("other")
     with pytest.raises(BadHead, match="L1H9 does not exist"):
         sweep(shared("bridge", "llama"), "symmetric", heads=[(1, 9)])

@@ -30,6 +30,7 @@ def attention_sinks(model: Any, prompts: Any) -> pd.DataFrame:
 
     Use it to see which tokens attract attention in every head, before you read mean attention as a preference.
 
+        texts = ["The cat sat on the mat. " * 8, "Once upon a time there was a king. " * 5]
         sinks = tls.heads.attention_sinks(tls.load_model("smollm2-135m"), texts)
         sinks[sinks["key"] > 0].groupby("layer").size()  # sinks other than the first token
 
@@ -40,16 +41,16 @@ def attention_sinks(model: Any, prompts: Any) -> pd.DataFrame:
 
     Args:
         model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.
-        prompts: in any form of `Task`; padding is not counted.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted.
 
     Returns:
         DataFrame sorted by layer, prompt and key; it includes the first token where it is a sink. Columns: `layer,
-        prompt, key, token, share`. `attrs["sinks"]` has the least share (`least`) and the numbers of keys (`n_keys`),
-        undecided keys (`n_undecided`) and sinks (`n_found`): one number, or a dict such as `{"L0": 31, ...}` where
-        layers differ.
+        prompt, key, token, share`. `prompt` and `key` count from 0, `token` is text, `share` is an attention
+        probability. `attrs["sinks"]` has the least share (`least`) and the numbers of keys (`n_keys`), undecided keys
+        (`n_undecided`) and sinks (`n_found`): one number, or a dict such as `{"L0": 31, ...}` where layers differ.
 
     Raises:
-        TypeError, ValueError: prompts cannot be read (see `Task`).
+        TypeError, ValueError: prompts in none of these forms, empty, or longer than the model allows.
         UnsupportedArchitecture: the model exposes no attention pattern.
 
     Not established: that other prompts have sinks at the same tokens, or that the model needs them. A single head can

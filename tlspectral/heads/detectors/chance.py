@@ -14,7 +14,9 @@ ByLayer = float | int | None | dict[str, float | int | None]
 
 
 class SeenKeys:
-    """The keys that each query sees in a prompt without padding: one mask for all layers with equal windows.
+    """The keys that each query of the model in `view` sees in a prompt of `n_positions` tokens without padding.
+
+    Layers with equal windows share one mask.
 
     Attributes:
         masks: the different masks [pos, pos], True where the query sees the key, on the CPU.
@@ -37,20 +39,25 @@ class SeenKeys:
             self.mask_of[layer] = place
 
     def uniform(self) -> Float64[Tensor, "masks query key"]:
-        """Return the attention of a head that gives equal weight to all keys that a query sees, for each mask."""
+        """Return, for each mask, the attention of a head that gives equal weight to all keys that a query sees: [masks,
+        query, key].
+        """
         seen = torch.stack(self.masks).double()
         return seen / seen.sum(-1, keepdim=True)
 
     def by_layer(self, values: Sequence[float]) -> ByLayer:
-        """Turn one value per mask into one value for all layers, or a dict by layer if they differ.
+        """Return one value if all layers have the same value, else a dict such as {"L0": .5, "L1": .1}.
 
-        Layers in which an indexer picks the keys get None.
+        `values` has one value per mask in `masks`. Layers in which an indexer picks the keys by the tokens get None.
         """
         levels = {layer: values[place] for layer, place in self.mask_of.items()}
         return one_or_by_layer(levels | dict.fromkeys(self.picked, nan))
 
 
 def one_or_by_layer(values: Mapping[int, float | int]) -> ByLayer:
-    """Return one value if all layers have the same, else a dict from layer name ("L3") to value. NaN becomes None."""
+    """Return one value if all layers have the same, else a dict from layer name ("L3") to value. NaN becomes None.
+
+    `values` is a dict from layer number to value.
+    """
     by_name = {f"L{layer}": None if value != value else value for layer, value in values.items()}
     return by_name if len(set(by_name.values())) > 1 else next(iter(by_name.values()), None)

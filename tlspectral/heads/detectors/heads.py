@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
 from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
@@ -55,7 +56,10 @@ Pattern = Callable[[Tensor], Any] | Any
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
-    """Return three columns of a score: mean, `_se` and `_p`."""
+    """Return three `Column`s (name, unit and meaning) for the score `name`: `<name>`, `<name>_se` and `<name>_p`.
+
+    They are the mean, described by the text `meaning`, its standard error, and p.
+    """
     return columns(f"""
         {name}    | attention probability | {meaning}
         {name}_se | attention probability | Its standard error over distinct sequences; NaN below two that count.
@@ -64,7 +68,11 @@ def _scored(name: str, meaning: str) -> tuple[Column, ...]:
 
 
 def _at_times(name: str, meaning: str) -> tuple[Column, ...]:
-    """Return the columns of `_scored`, marked as columns that only some tables have."""
+    """Return three `Column`s (name, unit and meaning) for a score `name` that only some tables have: `<name>`,
+    `<name>_se` and `<name>_p`.
+
+    They are the mean, described by the text `meaning`, its standard error, and p.
+    """
     return tuple(replace(column, always=False) for column in _scored(name, meaning))
 
 
@@ -127,6 +135,7 @@ DETECT_HEADS_ON_PROMPTS = Schema(
 )
 
 
+@checked_settings
 def detect_heads(
     model: Any,
     *,
@@ -156,19 +165,21 @@ def detect_heads(
         n_sequences: number of random sequences, at most.
         max_se: stop after 25, 50, 100, ... sequences once all standard errors are below it. None: run all.
         segment_length: L, at most (n_ctx - 1) // 2.
-        prompts: your own prompts instead, in any form of `Task`. All are run; padding and repeated prompts do not
-            count.
+        prompts: in place of random sequences: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch.
+            All are run; padding and repeated prompts do not count.
         pattern: keys to score: "previous_token", "next_token", "duplicate", "induction", "first_token", "local" (2 to 8
             back) or "self"; weights [pos, pos] or [sequences, pos, pos]; or a function from token ids [pos] to weights.
         sinks: "found" adds columns without the layer's attention sinks (`tls.heads.attention_sinks`). Needs `prompts`.
-        null_draws: random heads per layer; each score then gets `_p`, the share of them that reach it. Default: 0.
+        null_draws: random heads per layer for the `_p` columns. Default: 0, no p.
         seed: seed of the random sequences and of the null.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
-        ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
-        pattern_p?`. `tls.tables.describe_table("detect_heads.prompts")` lists more for `prompts`. `attrs["chance"]`:
-        the scores of uniform attention.
+        DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?,
+        dup, dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
+        pattern?, pattern_se?, pattern_p?`. Scores are mean attention probabilities, 0 to 1 (`prev_first`: `prev` in the
+        first r); `_se` is the standard error over sequences; `_p` the share of random heads, with the head itself, that
+        reach the score. For `prompts`, `tls.tables.describe_table("detect_heads.prompts")` lists more.
+        `attrs["chance"]`: the scores of uniform attention.
 
     Raises:
         ValueError, TypeError: prompts or a pattern that cannot be read, fewer than two sequences, `max_se` not above 0,
@@ -232,11 +243,14 @@ def measured_detectors(
     null_draws: int = 0,
     seed: int,
 ) -> pd.DataFrame:
-    """Return the table of `detect_heads` without the attrs that say where the model came from.
+    """Return the table of `detect_heads`, without the model's origin in the attrs: a row per head with its mean
+    attention to marked keys.
 
-    `sequences` are repeated segments unless `on_prompts`. `sinks` are the attention sinks of these prompts. `distinct`
-    has one number for equal sequences, which count as one observation; None: all differ. Other arguments are those of
-    `detect_heads`.
+    `view` is the open model, which is run. `sequences` are repeated segments [BOS, r, r], or prompts if `on_prompts`.
+    `sinks` are the attention sinks of these prompts. `max_se` is the standard error at which the run stops; None: all
+    are run. `distinct` has one number for equal sequences, which count as one observation; None: all differ. `pattern`
+    marks more keys (a name, weights, or a function of token ids). `null_draws` is the number of random heads for p; 0:
+    no p. `seed` is the seed of these draws.
     """
     tokens = sequences.tokens
     copies = None if distinct is None else torch.tensor(np.bincount(distinct)[distinct]).double()
@@ -306,7 +320,12 @@ def measured_detectors(
 
 
 def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
-    """Return the chance of each detector: mean uniform attention on its key over a copy of `length` tokens."""
+    """Return a dict from detector ("prev", "dup", "ind") to its chance: the mean uniform attention on the detector's
+    key.
+
+    The mean is over the queries of a copy of `length` tokens; `seen` has the keys that each query sees. A value is one
+    number, or a dict by layer if layers differ.
+    """
     chance: dict[str, ByLayer] = {}
     for name in DETECTORS:
         on_key = [attention[detector_pairs(name, length)] for attention in seen.uniform().numpy()]
@@ -318,9 +337,11 @@ def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
 
 
 def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str]) -> dict[str, float | None]:
-    """Return, for each score, the Spearman correlation over heads between the means of even and of odd sequences.
+    """Return a dict from score to its reliability: the Spearman correlation, over heads, of the means of even and odd
+    sequences.
 
-    It concerns the order of all heads, most of which are near chance. None for fewer than three heads or equal scores.
+    `halves` has these means, `names` the scores. The number concerns the order of all heads, most of which are near
+    chance. None for fewer than three heads or equal scores.
     """
     reliability: dict[str, float | None] = {}
     for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):
@@ -352,7 +373,7 @@ class _Statistics(NamedTuple):
 
 
 def sequences_at_once(view: AttentionView, width: int) -> int:
-    """Return how many sequences of `width` tokens run together when only attention is read."""
+    """Return how many sequences of `width` tokens the model in `view` runs in one batch when only attention is read."""
     by_tokens = 2 * batch_on(view.device).tokens // width  # twice as many, because no logits are computed
     return max(1, min(BATCH, by_tokens, rows_of_scores(view, width)))
 
@@ -367,12 +388,14 @@ def _statistics(
     stop: tuple[float, list[int]] | None,
     spread: Spread | None,
 ) -> _Statistics:
-    """Run the sequences and return the scores of all heads. Attention is reduced in hooks and never stored.
+    """Run the sequences through the model in `view`; return the scores of all heads: means, standard errors, and
+    numbers of sequences.
 
-    `scorer(rows)` returns a function from attention to scores, and which sequences count. `advance` is called with the
-    number of sequences done. `copies`: number of sequences equal to each (itself included), which count as one
-    observation; None: all differ. `in_odd` marks the odd half, for reliability. `stop`: the standard error at which to
-    stop, and the indices of the scores that must reach it; None: run all. `spread` reads the same attention.
+    Attention is reduced in hooks and never stored. `scorer(rows)` returns a function from attention to scores, and a
+    mask of the sequences that count. `advance` is called with the number of sequences done. `copies`: number of
+    sequences equal to each (itself included), which count as one observation; None: all differ. `in_odd` marks the odd
+    half, for reliability. `stop`: the standard error at which to stop, and the indices of the scores that must reach
+    it; None: run all. `spread` gets the same attention and adds its own sums.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads]
     reduce_batch: Reduce
@@ -449,5 +472,5 @@ def require_max_se(max_se: float | None) -> None:
     """Raise ValueError if `max_se` is a number that is not above 0."""
     if max_se is not None and not max_se > 0:
         raise ValueError(
-            f"max_se={max_se!r}: give a standard error above 0, such as 0.02, or None to run all n_sequences"
+            f"max_se={shown(max_se)}: give a standard error above 0, such as 0.02, or None to run all n_sequences"
         )

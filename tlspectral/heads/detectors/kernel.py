@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import earlier_calls, warn_caller
+from tlspectral.errors import earlier_calls, shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -65,6 +66,7 @@ KERNEL_PREDICTION = Schema(
 
 
 @earlier_calls("offsets")
+@checked_settings
 def relative_position_kernel(
     model: Any,
     heads: Heads | None = None,
@@ -82,27 +84,28 @@ def relative_position_kernel(
     >>> int(kernel.loc[kernel["score"].idxmax(), "offset"])
     -1
 
-    `score` is the model's own score, scaled and before the softmax; inside `ablate(...)` it is the ablated score.
-    `predicted` is the score of the head's mean query with its mean key at that distance.
-
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: as in `ablate`. Default: all, in one pass.
-        prompts: in any form of `Task`; padding is not counted. Default: 48 sequences of BOS and 95 random ids.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            48 sequences of BOS and 95 random ids.
         offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
         reference: prompts for the mean query and key. Default: half of the distinct `prompts`, by a fixed seed.
 
     Returns:
-        DataFrame sorted by layer, head and offset. Columns: `layer, head, name, offset, score, predicted`. `predicted`
-        is NaN without rotary positions, for prompts beyond the valid length, and for a single distinct prompt without
-        `reference`. `attrs` hold the model and weights, `n_reference` (distinct prompts of the means) and `n_judged`
-        (the rest).
+        DataFrame with a row per head and offset, sorted by layer, head and offset. Columns: `layer, head, name, offset,
+        score, predicted`. `score` is the mean of the model's own scores, scaled and before the softmax (logits); inside
+        `ablate(...)` it is the ablated score. `predicted` is the score of the head's mean query with its mean key at
+        that distance: NaN without rotary positions, for prompts beyond the valid length, and for a single distinct
+        prompt without `reference`. `attrs` hold the model and weights, `n_reference` (distinct prompts of the means)
+        and `n_judged` (the rest).
 
     Raises:
         BadHead: a head does not exist.
         ScoreMismatch: rebuilt scores do not give the model's pattern, or the model does not rotate by its frequencies.
         EditNotHonored: an ablation edits z in a layer whose scores are rebuilt.
-        ValueError, TypeError: prompts cannot be read (see `Task`), or no prompt has these offsets.
+        ValueError, TypeError: prompts in none of these forms, or no prompt has these offsets.
 
     Not established: that the head attends by position; contents contribute to the mean. `predicted` close to `score` is
     nearly an identity of means and explains nothing. More: docs/preferences.md.
@@ -123,6 +126,7 @@ def relative_position_kernel(
 
 
 @earlier_calls("offsets")
+@checked_settings
 def kernel_prediction(
     model: Any,
     heads: Heads | None = None,
@@ -141,15 +145,23 @@ def kernel_prediction(
     (-1, -1, 'high')
 
     Args:
-        model, heads, prompts, offsets: as in `relative_position_kernel`.
+        model: a TransformerBridge or HookedTransformer.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            48 sequences of BOS and 95 random ids.
+        offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
         reference: prompts for the mean query and key. Default: half of the distinct prompts; the prediction is judged
             on the other half. A prompt in `reference` (or the beginning of one) is not judged on.
 
     Returns:
         DataFrame, one row per head. Columns: `layer, head, name, r, peak, predicted_peak, share_high, share_middle,
-        share_low, band, first, last`. `r` is Pearson's correlation over offsets. Frequencies `first` to `last` are
-        sorted from fast to slow, for `tls.parts.Band(range(first, last + 1))`. NaN without a prediction. `attrs` as in
-        `relative_position_kernel`.
+        share_low, band, first, last`. `r` is Pearson's correlation, over offsets, of the mean score with its
+        prediction; `peak` and `predicted_peak` are the offsets (tokens) where these are largest. `share_high`,
+        `share_middle`, `share_low` are the shares of the fast, middle and slow third of the frequencies in the variance
+        of the prediction; `band` names the largest. Its frequencies are `first` to `last`, counted from fast to slow,
+        for `tls.parts.Band(range(first, last + 1))`. NaN without a prediction. `attrs`: `n_reference`, `n_judged`
+        (numbers of prompts).
 
     Raises:
         BadHead: a head does not exist.
@@ -189,11 +201,17 @@ def kernel_prediction(
 def _measured(
     view: AttentionView, heads: Heads | None, prompts: Any, offsets: Iterable[Any] | None, reference: Any
 ) -> tuple[list[LayerKernels], list[int], dict[str, Any], list[int]]:
-    """Return the kernels by layer, the distances (far to near), `attrs` of the prompts, and the prompts not judged.
+    """Run the prompts; return (kernels, distances, counts, left out): the mean scores by distance of each layer and
+    what belongs to them.
 
-    `heads`, `prompts`, `offsets` and `reference` are those of `relative_position_kernel`. Equal prompts go to the same
-    half. A prompt is not judged if it gave the means or begins a prompt that did, because its queries and keys are then
-    in the means. The last result lists such prompts for a `reference`.
+    The kernels are a `LayerKernels` per layer, the distances are in tokens (far to near). The counts are a dict for the
+    attrs: `n_reference`, `n_judged` and `prompt_notes`. Left out are the indices of prompts that are not judged because
+    they are in `reference`.
+
+    `view`: the open model. `heads`: names of heads or None (all). `prompts`: those whose scores are averaged; None:
+    random ids. `offsets`: key position less query position; None: -20 to 0. `reference`: prompts for the mean query and
+    key; None: half of the distinct prompts. Equal prompts go to the same half. A prompt is not judged if it gave the
+    means or begins a prompt that did, because its queries and keys are then in the means.
     """
     chosen = heads_by_layer(view, heads)
     if not chosen:
@@ -221,7 +239,10 @@ def _measured(
 
 
 def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
-    """Return the distances in tokens, far to near, from `offsets` for prompts of `width` tokens. Raises ValueError."""
+    """Return the distances in tokens (0 or more), far to near, from `offsets` (0 or less; None: -20 to 0).
+
+    `width` is the number of tokens of the prompts. Raises ValueError for an offset that no prompt has.
+    """
     if offsets is None:
         return list(range(min(FARTHEST_OFFSET, width - 1), -1, -1))
     listed = list(offsets)
@@ -231,15 +252,16 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
     if unknown or not listed:
         raise ValueError(
             f"offsets= are key position less query position, numbers from {1 - width} to 0 for prompts of {width} "
-            f"tokens; found {unknown[0] if unknown else 'none'}"
+            f"tokens; found {shown(unknown[0]) if unknown else 'none'}: for example offsets=[0, -1]"
         )
     return sorted((-number for number in known), reverse=True)
 
 
 def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `kernel_prediction` for each head of a layer; `back` are the distances in tokens.
+    """Yield a row of `kernel_prediction` (a dict by column) for each head of a layer.
 
-    Values that do not exist, such as `r` without rotary positions, are left out.
+    `kernel` has the layer's mean and predicted scores by distance, `back` the distances in tokens. Values that do not
+    exist, such as `r` without rotary positions, are left out.
     """
     judged, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
     for index, head in enumerate(kernel.heads):
@@ -263,11 +285,12 @@ def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
 def band_shares(
     by_pair: Float64[np.ndarray, "pairs distances"], theta: Float64[np.ndarray, " pairs"]
 ) -> tuple[Float64[np.ndarray, " bands"], list[Int[np.ndarray, " chosen"]]]:
-    """Return the share of each band (high, middle, low) in the variance of the prediction over distances, and its
-    pairs.
+    """Return the share of each band (fast, middle, slow) in the variance of the prediction over distances, and the
+    pairs of each band.
 
-    Bands are thirds of the rotary pairs from fast to slow. A share is the covariance of the band's contribution with
-    the whole, over the variance of the whole. Shares sum to 1 and can be negative. NaN where the whole does not vary.
+    `by_pair` is what each rotary pair adds to the predicted score, `theta` its angle per token. Bands are thirds of the
+    pairs from fast to slow. A share is the covariance of the band's contribution with the whole, over the variance of
+    the whole. Shares sum to 1 and can be negative. NaN where the whole does not vary.
     """
     bands = [np.sort(third) for third in np.array_split(np.argsort(-np.abs(theta), kind="stable"), len(BANDS))]
     centred = by_pair - by_pair.mean(1, keepdims=True)
@@ -284,7 +307,10 @@ def correlation(
     predicted: Float64[np.ndarray, " offsets"],
     known: Bool[np.ndarray, " offsets"],
 ) -> float:
-    """Return Pearson's r over the offsets in `known`; NaN for fewer than three, or if either side does not vary."""
+    """Return Pearson's r of the mean scores `judged` and the scores `predicted`, over the offsets that `known` marks.
+
+    NaN for fewer than three offsets, or if either side does not vary.
+    """
     scores, predictions = judged[known], predicted[known]
     if len(scores) < 3 or min(np.ptp(scores), np.ptp(predictions)) <= 1e-9 * max(
         np.abs(scores).max(), np.abs(predictions).max()
@@ -294,6 +320,9 @@ def correlation(
 
 
 def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
+    """Return 48 sequences of the model's start token and 95 random ids, a tensor [48, 96], seed 0; fewer tokens in a
+    short context.
+    """
     length = min(_KERNEL_LENGTH, view.n_ctx)
     tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = view.start_token

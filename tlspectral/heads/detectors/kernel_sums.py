@@ -34,7 +34,7 @@ Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
 
 
 class Preference(NamedTuple):
-    """The score that the mean query and key of some heads predict, by distance.
+    """The score (a logit) that the mean query and the mean key of some heads predict, by distance.
 
     Attributes:
         by_pair: contribution of each rotary pair at each distance.
@@ -48,10 +48,11 @@ class Preference(NamedTuple):
 
 
 class LayerKernels:
-    """Mean scores of some heads of a layer by distance, and their mean query and key.
+    """Sums over batches: mean scores of some heads of a layer by distance, and their mean query and key.
 
-    `back` are the distances in tokens. `hooks` accumulates over batches; after `predict`, `preference` has the
-    prediction (None where the mean query and key predict nothing).
+    `view` is the open model, `layer` the number of the layer. `heads` are numbers within the layer, `back` the
+    distances in tokens. Hooks from `hooks` add each batch; after `predict`, `preference` has the predicted scores (None
+    where the mean query and key predict nothing).
     """
 
     def __init__(self, view: AttentionView, layer: int, heads: list[int], back: list[int]):
@@ -65,17 +66,19 @@ class LayerKernels:
 
     @property
     def score(self) -> Float64[Tensor, "distances heads"]:
-        """Mean score over all prompts; NaN where every key at the distance is masked."""
+        """Mean score over all prompts, a logit; NaN where every key at the distance is masked."""
         sums = self.total.sum(0)
         return sums[0] / sums[1]
 
     @property
     def judged(self) -> Float64[Tensor, "distances heads"]:
-        """Mean score over the prompts on which the prediction is judged."""
+        """Mean score over the prompts that test the prediction and did not give its means."""
         return self.total[1, 0] / self.total[1, 1]
 
     def predicted(self) -> Float64[np.ndarray, "distances heads"]:
-        """Return the predicted score after a softcap; NaN without a prediction."""
+        """Return the score of the mean query with the mean key at each distance, after a softcap; NaN without a
+        prediction.
+        """
         if self.preference is None:
             return np.full(self.total.shape[2:], np.nan)
         scores = self.preference.by_pair.sum(1) + self.preference.non_rotary[:, None]
@@ -84,10 +87,11 @@ class LayerKernels:
     def hooks(
         self, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"], judged: Bool[Tensor, "batch"] | None
     ) -> Hooks:
-        """Return the hooks for one batch. `real` is True at tokens, False at padding.
+        """Return (hook name, function) pairs that add one batch to the sums. `real` is True at tokens, False at
+        padding.
 
-        `averaged` marks sequences that contribute to the mean query and key. `judged` marks sequences on which the
-        prediction is judged; None: no scores are read.
+        `averaged` marks sequences that contribute to the mean query and key. `judged` marks sequences that test the
+        prediction; None: no scores are read.
         """
         names = self.view.hook_names(self.layer)
         hooks: Hooks = []
@@ -113,13 +117,28 @@ class LayerKernels:
     def _add_mean(
         self, side: Literal["query", "key"], counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
     ) -> None:
+        """Hook: add the queries or keys `x` (`side`: "query" or "key") at tokens that `counted` marks to the sums for
+        the mean query or key.
+
+        `hook`, the hook point, is not used.
+        """
         total = summed(self.settings.normed(side, x[counted.to(x.device)]), 0).cpu()
         self.means[side] = total + self.means.get(side, 0)
 
     def _keep(self, name: str, table: Tensor, hook: Any) -> None:
+        """Hook: store `table`, cos or sin of the batch, in `self.tables` under the name of its hook point, without
+        gradients.
+
+        `hook`, the hook point, is not used.
+        """
         self.tables[name] = table.detach()
 
     def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], judged: Bool[Tensor, "batch"]) -> None:
+        """Add the scores [batch, heads, query, key] of a batch to the sums by distance, apart for judged and other
+        sequences.
+
+        `real` is True at tokens, False at padding. `judged` marks the sequences that test the prediction.
+        """
         every = self.heads == list(range(scores.shape[1]))
         chosen = scores if every else scores[:, self.heads]
         for row, distance in enumerate(self.back):
@@ -169,11 +188,12 @@ def measured_kernels(
     judged: Bool[Tensor, "sequences"],
     reference: PackedTokens | None,
 ) -> list[LayerKernels]:
-    """Run the prompts and return one `LayerKernels` for each layer in `chosen`.
+    """Run the prompts through the model in `view`; return a list with one `LayerKernels` for each layer in `chosen`.
 
-    `averaged` marks prompts for the mean query and key, to which all prompts in `reference` are added. `judged` marks
-    prompts on which predictions are judged. `back` are the distances. Raises EditNotHonored if an ablation hides the
-    scores of a layer.
+    A `LayerKernels` has the mean scores by distance, and their prediction. `chosen` has heads by layer; `back` are the
+    distances in tokens. `averaged` marks prompts for the mean query and key, to which all prompts in `reference` are
+    added. `judged` marks prompts that test the prediction. Raises EditNotHonored if an ablation hides the scores of a
+    layer.
     """
     hooked = user_hooks(view.model)
     for layer in chosen:

@@ -14,13 +14,15 @@ TokenPattern = Callable[[Int[Tensor, "batch pos"]], Marked]
 
 
 def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
-    """Return how many tokens each key lies before each query; negative for later keys."""
+    """Return how many tokens each key lies before each query, [1, query, key]; negative for later keys."""
     position = torch.arange(tokens.shape[1])
     return (position[:, None] - position)[None]
 
 
 def _back(nearest: int, farthest: int) -> TokenPattern:
-    """Return a pattern that marks the keys from `nearest` to `farthest` tokens before the query (negative: after)."""
+    """Return a pattern (a function from token ids [batch, pos] to marks [batch, query, key]) for the keys from
+    `nearest` to `farthest` tokens before the query; negative: after it.
+    """
 
     def marked(tokens: Int[Tensor, "batch pos"]) -> Marked:
         behind = _behind(tokens)
@@ -30,19 +32,25 @@ def _back(nearest: int, farthest: int) -> TokenPattern:
 
 
 def _duplicate(tokens: Int[Tensor, "batch pos"]) -> Marked:
-    """Mark all earlier tokens that are equal to the query's token."""
+    """Return marks [batch, query, key] for the token ids `tokens`: True for all earlier tokens that are equal to the
+    query's token.
+    """
     return (tokens[:, :, None] == tokens[:, None, :]) & (_behind(tokens) > 0)
 
 
 def _induction(tokens: Int[Tensor, "batch pos"]) -> Marked:
-    """Mark every token that followed an earlier token equal to the query's; the query's own position is left out."""
+    """Return marks [batch, query, key] for the token ids `tokens`: True for every earlier token whose predecessor
+    equals the query's token.
+    """
     followed = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool)
     followed[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
     return followed & (_behind(tokens) > 0)
 
 
 def _first_token(tokens: Int[Tensor, "batch pos"]) -> Marked:
-    """Mark the first token of the prompt, for every later query."""
+    """Return marks [batch, query, key] for the token ids `tokens`: True for the first token of the prompt, for every
+    later query.
+    """
     at_start = torch.arange(tokens.shape[1]) == 0
     return (at_start[None, None, :] & (_behind(tokens) > 0)).expand(len(tokens), -1, -1)
 

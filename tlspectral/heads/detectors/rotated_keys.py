@@ -49,12 +49,13 @@ def rotated_key_pvalues(
     seed: int,
     advance: Callable[[], Any],
 ) -> Float64[np.ndarray, "scores heads"]:
-    """Return a p for each score and head: the share of draws, with the head itself counted as one, that reach the
-    score.
+    """Return a p for each score and head, an array [scores, heads]: (1 + draws whose score is at least the head's) / (1
+    + draws).
 
-    `reduce` maps attention to scores, 0 where a sequence does not count; `counts` marks sequences that count. A score
-    is the mean over these; NaN without any. `draws` is the number of random heads; `advance` is called after each draw
-    of a layer. The model runs once. Memory does not grow with draws or layers.
+    A draw is the head with its W_K rotated by a random rotation of the residual stream; `draws` and `seed` fix the
+    draws. A score is the mean over the sequences that `counts` marks; NaN without any. `reduce` maps attention [batch,
+    heads, query, key] to scores [scores, batch, heads], 0 where a sequence does not count. `advance` is called after
+    each draw of a layer. The model in `view` runs once on `tokens`. Memory does not grow with draws or layers.
 
     Raises ScoreMismatch if a layer's weights do not give its attention (learned sinks, hooks that edit scores);
     UnsupportedArchitecture for a layer that cannot be read or exposes no pattern.
@@ -82,10 +83,11 @@ def rotated_key_pvalues(
 def at_pattern(
     view: AttentionView, index: int, measure: Callable[[dict[str, Tensor], Tensor], None]
 ) -> list[tuple[str, Callable[[Tensor, Any], None]]]:
-    """Return hooks that call `measure(captured, pattern)` when the run reaches the attention pattern of layer `index`.
+    """Return (hook name, function) pairs that call `measure(captured, pattern)` when a run of the model in `view`
+    reaches the attention pattern of layer `index`.
 
-    `captured` has the layer's input and, where they exist, scores and cos and sin tables, by hook name. `measure` must
-    clear it.
+    `captured` is a dict by hook name: the layer's input and, where they exist, scores and cos and sin tables. `measure`
+    must clear it.
     """
     names, captured = view.hook_names(index), {}
     points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
@@ -116,7 +118,9 @@ class _FixedQueries:
     hidden: Bool[Tensor, "#batch 1 pos pos"]
 
     def pattern(self, frame: Float[Tensor, "dimension rank"]) -> Float[Tensor, "batch heads query key"]:
-        """Return the attention of all heads if keys are read through the orthonormal columns of `frame`."""
+        """Return the attention of all heads if their keys are read through the orthonormal columns of `frame`, a random
+        draw.
+        """
         read = self.n @ frame
         keys = einsum(read, self.core, "batch pos rank, kv_head rank d_head -> batch pos kv_head d_head") + self.bias
         scale = None
@@ -139,8 +143,9 @@ def _without_mean(vectors: Float64[Tensor, "*rows d_model"]) -> Float64[Tensor, 
 def _core(
     weight: Float64[Tensor, "kv_heads dimension d_head"], *, together: bool
 ) -> Float[Tensor, "kv_heads rank d_head"]:
-    """Return R of W_K = Q R with a non-negative diagonal: for each head, or (`together`) for all heads as one
-    matrix.
+    """Return R of W_K = Q R with a non-negative diagonal, for each key head of `weight`.
+
+    With `together`, all heads are decomposed as one matrix, and R is cut into heads.
     """
     if together:
         joined = rearrange(weight, "kv_head dimension d_head -> 1 dimension (kv_head d_head)")
@@ -153,9 +158,11 @@ def _core(
 def _fixed_queries(
     view: AttentionView, index: int, captured: dict[str, Tensor], pattern: Float[Tensor, "batch heads query key"]
 ) -> tuple[_FixedQueries, Float64[Tensor, "batch heads query key"]]:
-    """Return the parts of a layer that stay the same in all draws, and its attention rebuilt from the weights.
+    """Return the parts of layer `index` that stay the same in all draws of W_K, as `_FixedQueries`, and its attention
+    rebuilt from the weights, [batch, heads, query, key].
 
-    Raises ScoreMismatch if the rebuilt attention differs from the model's `pattern`.
+    `view` is the open model, `captured` the activations of its run by hook name, which stay unchanged. Raises
+    ScoreMismatch if the rebuilt attention differs from the model's `pattern`.
     """
     names, layer = view.hook_names(index), view.layer(index)
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]

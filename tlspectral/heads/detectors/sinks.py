@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, shown
 from tlspectral.heads.detectors.chance import one_or_by_layer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches
@@ -35,9 +35,10 @@ class Sinks:
     """How much attention each key of some prompts gets in some layers, and which keys are sinks.
 
     Attributes:
-        share: by layer, mean attention that each key gets from the queries that judge it; 0 without such queries.
-        n_seen: by layer, mean number of keys that these queries see.
-        decided: by layer, True for keys with enough such queries.
+        share: from layer to a tensor [prompts, pos]: mean attention that each key gets from the queries that judge it;
+            0 without such queries.
+        n_seen: from layer to a tensor [prompts, pos]: mean number of keys that these queries see.
+        decided: from layer to a mask: True for keys with enough such queries.
         n_keys: number of keys in all prompts together, without padding.
         least: the least share of a sink. `dataclasses.replace(sinks, least=.1)` gives the sinks at another value.
     """
@@ -50,7 +51,9 @@ class Sinks:
 
     @cached_property
     def found(self) -> dict[int, Bool[Tensor, "prompts pos"]]:
-        """By layer, True for the decided keys that are sinks."""
+        """A dict from layer to a mask [prompts, pos]: True for the keys that are sinks. Undecided keys (fewer than 16
+        queries) are False.
+        """
         return {
             layer: keys & (self.share[layer] > (UNIFORM_TIMES / self.n_seen[layer].clamp_min(1)).clamp_min(self.least))
             for layer, keys in self.decided.items()
@@ -58,18 +61,24 @@ class Sinks:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The attrs of a table: the least share, and numbers of keys, undecided keys and sinks."""
+        """The entry `sinks` for the attrs of a table: a dict {"sinks": dict} of `least`, `n_keys`, `n_undecided` and
+        `n_found`.
+
+        `least` is the least share of a sink; the other values are numbers of keys.
+        """
         undecided = {layer: self.n_keys - int(keys.sum()) for layer, keys in self.decided.items()}
         n_found = {layer: int(keys.sum()) for layer, keys in self.found.items()}
         counts = {"n_undecided": one_or_by_layer(undecided), "n_found": one_or_by_layer(n_found)}
         return {"sinks": {"least": self.least, "n_keys": self.n_keys, **counts}}
 
     def prompts(self, layer: int) -> Bool[Tensor, "prompts"]:
-        """Return True for prompts in which some key of the layer is decided; other prompts do not count."""
+        """Return a mask [prompts]: True for prompts in which enough queries see some key of the layer; other prompts do
+        not count.
+        """
         return self.decided[layer].any(1)
 
     def require(self, layers: Iterable[int]) -> None:
-        """Raise ValueError if none of the layers has a decided key."""
+        """Raise ValueError if no key of any of the layers is seen by enough queries to be judged as a sink."""
         if not any(bool(self.decided[layer].any()) for layer in layers):
             raise ValueError(
                 f'sinks="found": no key has {QUERIES} queries that see it from {DISTANCE} or more tokens away: prompts '
@@ -79,9 +88,14 @@ class Sinks:
 
 
 def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
-    """Return whether `sinks` is "found". Raise ValueError for a value except None, or if `sink` is also True."""
+    """Return True if `sinks`, an argument of a public function, is "found", False if it is None.
+
+    Raises ValueError for another value, or for "found" if `sink` (keep the first token) is True.
+    """
     if not (sinks is None or (isinstance(sinks, str) and sinks == "found")):
-        raise ValueError(f'sinks={sinks!r} is unknown: give sinks="found" to leave out attention sinks, or sinks=None')
+        raise ValueError(
+            f'sinks={shown(sinks)} is unknown: give sinks="found" to leave out attention sinks, or sinks=None'
+        )
     if sinks is not None and sink:
         raise ValueError(
             'sink=True keeps the first key, but sinks="found" leaves out every attention sink, also the first key: '
@@ -91,9 +105,10 @@ def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
 
 
 def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int], at_once: int) -> Sinks:
-    """Run the prompts, `at_once` in a batch, and return the attention sinks of some layers.
+    """Run the prompts `packed`, `at_once` in a batch, and return the attention sinks of `layers` as `Sinks`: keys that
+    most later queries attend to.
 
-    Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
+    `view` is the open model. Raises UnsupportedArchitecture for a layer that exposes no attention pattern.
     """
     layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
     share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}

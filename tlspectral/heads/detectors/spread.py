@@ -28,11 +28,11 @@ Parts = Float64[Tensor, "2 measures batch heads"]
 
 
 class Spread:
-    """Accumulates the measures of all heads batch by batch; only sums are kept.
+    """Entropy, distance and start share of the attention of all heads, as sums that grow batch by batch.
 
-    `prompts` are the prompts to run. `copies` is the number of prompts equal to each prompt (itself included), which
-    count as one observation; None: all differ. With `sinks`, the measures of `WITHOUT_SINKS` follow those of
-    `MEASURES`.
+    Each measure is a ratio N / D of sums over prompts. `view` is the open model, `prompts` are the prompts to run.
+    `copies` is the number of prompts equal to each prompt (itself included), which count as one observation; None: all
+    differ. With `sinks`, the measures without attention sinks (`WITHOUT_SINKS`) follow.
     """
 
     def __init__(
@@ -49,7 +49,11 @@ class Spread:
         self._sums: dict[int, Tensor] = {}  # by layer, [N, D, then N N, N D, D D times copies; measures; heads]
 
     def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], rows: slice) -> None:
-        """Compute N and D of one layer for the prompts in `rows` from its attention."""
+        """Compute the measures of layer `layer` for the prompts in `rows` from its attention `pattern`, and store them
+        until `end_batch`.
+
+        A measure is a numerator and a denominator for each prompt and head. Nothing is returned.
+        """
         parts = _parts(pattern, self.queries[rows])
         if self.sinks is not None:
             counted = self._queries_without_sinks(layer)[rows]
@@ -57,19 +61,27 @@ class Spread:
         self._of_batch[layer] = parts
 
     def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
-        """Return the queries of prompts in which some key of the layer could be judged as a sink."""
+        """Return a mask [sequences, query]: True for queries (real tokens from position 2 on) of prompts that can be
+        judged for attention sinks in layer `layer`.
+
+        A prompt can be judged if enough of its queries see some key.
+        """
         assert self.sinks is not None
         return self.queries & self.sinks.prompts(layer)[:, None]
 
     def end_batch(self, rows: slice) -> None:
-        """Add the prompts in `rows` to the sums, after all layers have been read."""
+        """Add the stored measures of the prompts in `rows` to the sums, after all layers have been read, and forget
+        them.
+        """
         for layer, parts in self._of_batch.items():
             self._sums[layer] = _moments(parts, self.times[rows]) + self._sums.get(layer, 0)
         self._of_batch.clear()
 
     def measured(self) -> dict[str, Float64[np.ndarray, " heads"]]:
-        """Return each measure of all heads and, as `NAME_se`, its standard error over distinct prompts (NaN for
-        fewer than two).
+        """Return a dict of arrays [heads]: each measure, such as "entropy" (nats), and its standard error as
+        "entropy_se".
+
+        The standard error is over distinct prompts, NaN for fewer than two.
         """
         sums = torch.cat([self._sums[layer] for layer in self.view.layers], dim=-1)
         over = sums[0] / sums[1]
@@ -83,14 +95,17 @@ class Spread:
         return columns
 
     def _n_distinct(self, layer: int) -> Float64[Tensor, "measures heads"]:
-        """Return how many distinct prompts count for each measure of a layer."""
+        """Return how many distinct prompts count for each measure of a layer, [measures, heads] with equal columns."""
         counting = [self.queries] * len(MEASURES)
         counting += [] if self.sinks is None else [self._queries_without_sinks(layer)] * len(WITHOUT_SINKS)
         n = torch.stack([(queries.any(1) / self.times).sum().round() for queries in counting])
         return n[:, None].expand(-1, self._sums[layer].shape[-1])
 
     def uniform(self, seen: SeenKeys) -> dict[str, ByLayer]:
-        """Return each measure for uniform attention to the keys that a query sees. None where no prompt counts."""
+        """Return a dict from measure to its value for uniform attention to the keys that a query sees (`seen`).
+
+        A value is one number, or a dict by layer if layers differ. None where no prompt counts.
+        """
         patterns = [pattern[None, None].float() for pattern in seen.uniform()]
         prompts = [(counted[None], times) for counted, times in _distinct(self.queries)]
         values = [_ratios([times * _parts(pattern, counted) for counted, times in prompts]) for pattern in patterns]
@@ -112,19 +127,28 @@ class Spread:
 
 
 def _distinct(rows: Bool[Tensor, "prompts columns"]) -> list[tuple[Tensor, int]]:
-    """Return each distinct row and the number of rows equal to it."""
+    """Return a list of (row, count): each distinct row of a mask [prompts, columns], and the number of prompts with
+    this row.
+    """
     distinct, times = torch.unique(rows, dim=0, return_counts=True)
     return list(zip(distinct, times.tolist(), strict=True))
 
 
 def _ratios(parts: list[Float64[Tensor, "2 measures batch heads"]]) -> list[float]:
-    """Return each measure of a single head, from N and D of all prompts; NaN where no prompt counts."""
+    """Return the measures of a single head as a list, from the numerators and denominators of all prompts in `parts`;
+    NaN where no prompt counts.
+    """
     above, below = torch.stack(parts).sum(0)[..., 0, 0]
     return (above / below).tolist()
 
 
 def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]) -> Parts:
-    """Return N and D of `MEASURES` for each prompt, from the queries marked in `counted`."""
+    """Return a tensor [2, measures, batch, heads]: numerator and denominator of the six `MEASURES` for each prompt and
+    head.
+
+    These are entropy, distance and start share of the attention, entropy and distance without the first token, and the
+    share of rows that count for these. `pattern` is the attention of a layer; `counted` marks the queries that count.
+    """
     weights = pattern.detach().float()
     position = torch.arange(pattern.shape[-1], device=pattern.device)
     behind = (position[:, None] - position[1:]).abs().float()
@@ -146,8 +170,11 @@ def _parts_without(
     counted: Bool[Tensor, "batch query"],
     left_out: Bool[Tensor, "batch key"],
 ) -> Parts:
-    """Return N and D of `WITHOUT_SINKS` for each prompt, from the queries marked in `counted`; `left_out` marks the
-    sinks.
+    """Return a tensor [2, measures, batch, heads]: numerator and denominator of the four measures `WITHOUT_SINKS` for
+    each prompt and head.
+
+    These are the attention to the sinks, entropy and distance without them, and the share of rows that count for these.
+    `left_out` marks the sinks, `counted` the queries that count; `pattern` is the attention of a layer.
     """
     weights = pattern.detach().float()
     position = torch.arange(pattern.shape[-1], device=pattern.device)
@@ -165,11 +192,11 @@ def _parts_without(
 def _rows_without(
     left: Float[Tensor, "batch heads query"], remaining: Float[Tensor, "batch heads query key"], behind: Tensor
 ) -> tuple[Float64[Tensor, "batch heads query"], ...]:
-    """Return six tensors with an entry for each row of attention, when some keys are left out.
+    """Return six tensors with an entry for each row of attention (a query), when some keys are left out.
 
     `left` is the attention to the left-out keys, `remaining` to the remaining keys, `behind` their distance [query,
     key]. The tensors: `left`; the sum over the remaining keys; their attention times distance; their sum of -a log a;
-    whether they get at least `KEPT` (0 or 1); if so, the entropy of the remaining attention scaled to 1, else 0.
+    whether they get at least .05 (0 or 1); if so, the entropy of the remaining attention scaled to 1, else 0.
     """
     by_row = [left, remaining.sum(-1), (remaining * behind).sum(-1), -torch.xlogy(remaining, remaining).sum(-1)]
     left, rest, far, spread = torch.stack(by_row).cpu().double()
@@ -181,7 +208,11 @@ def _rows_without(
 def _means(
     sums: Float64[Tensor, "rows batch heads"], counted: Bool[Tensor, "batch query"]
 ) -> tuple[Float64[Tensor, "rows batch heads"], Float64[Tensor, "batch heads"]]:
-    """Return means over the queries that count, and 1 for each prompt with such a query, else 0."""
+    """Return two tensors: the means of `sums` over the queries that `counted` marks, and 1 for each prompt with such a
+    query, else 0.
+
+    `sums` are sums over these queries.
+    """
     n_queries: Int[Tensor, "batch 1"] = counted.sum(1)[:, None]
     return sums / n_queries.clamp_min(1), (n_queries > 0).double().expand_as(sums[0])
 
@@ -189,7 +220,11 @@ def _means(
 def _moments(
     parts: Float64[Tensor, "2 measures batch heads"], times: Float64[Tensor, "batch"]
 ) -> Float64[Tensor, "5 measures heads"]:
-    """Return sums over a batch: N, D, N N, N D and D D; products are weighted by the copies of a prompt."""
+    """Return sums over a batch of N, D, N N, N D and D D, [5, measures, heads], for the standard error of the ratio N /
+    D.
+
+    `parts` has N and D of each measure, prompt and head. Products are multiplied by `times`, the copies of a prompt.
+    """
     numerator, denominator = parts
     products = torch.stack([numerator.square(), numerator * denominator, denominator.square()])
     return torch.cat([parts.sum(2), (products * times[:, None]).sum(2)])

@@ -7,10 +7,18 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.errors import shown
 from tlspectral.heads.detectors.chance import SeenKeys
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.running.batches import PackedTokens
-from tlspectral.user_functions import not_finite, real_tensor, require_call, result_described
+from tlspectral.user_functions import (
+    call_users,
+    function_name,
+    not_finite,
+    real_tensor,
+    require_call,
+    result_described,
+)
 
 Weights = Float64[Tensor, "batch query key"]
 Reduce = Callable[[Float[Tensor, "batch heads query key"]], Float64[Tensor, "scores batch heads"]]
@@ -18,11 +26,13 @@ Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: bool) -> Weights:
-    """Return the weights of the keys for the prompts in `rows`; 0 outside of their tokens.
+    """Return the weights of the keys, [batch, query, key], for the sequences `rows` of `prompts`; 0 outside of their
+    tokens.
 
-    `pattern` is a name, a matrix, or a function of token ids. Named patterns skip queries 0 and 1: the first has no
-    choice, and the key before the second is the first token, to which many heads attend by default. Raises ValueError
-    for weights of another shape or on a key after its query, TypeError if the pattern is not a matrix.
+    `pattern` is a name such as "induction", a matrix, or a function of token ids. Named patterns skip queries 0 and 1:
+    the first has no choice, and the key before the second is the first token, to which many heads attend by default.
+    `causal`: True refuses keys after their query. Raises ValueError for weights of another shape or on a key after its
+    query, TypeError if the pattern is not a matrix.
     """
     tokens, lengths = prompts.tokens[rows], prompts.lengths[rows].tolist()
     n_prompts, width = prompts.tokens.shape
@@ -33,7 +43,9 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
     for row, length in enumerate(lengths):
         index = rows.start + row
         if callable(pattern):
-            matrix, shape = _matrix(pattern(tokens[row, :length].clone()), index), (length, length)
+            shape, what = (length, length), f"pattern ({function_name(pattern)}) for prompt {index}"
+            marked = call_users(pattern, {"tokens": tokens[row, :length].clone()}, what, f"a matrix of shape {shape}")
+            matrix = _matrix(marked, index, function_name(pattern))
         else:
             matrix, shape = _matrix(pattern), (width, width)
             if matrix.ndim == 3 and len(matrix) == n_prompts:
@@ -45,14 +57,18 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
                     )
         if matrix.shape != shape:
             expected = f"{shape}" if callable(pattern) else f"{shape} or {(n_prompts, *shape)}"
-            raise ValueError(f"pattern: prompt {index} needs weights of shape {expected}; found {tuple(matrix.shape)}")
+            named = f" ({function_name(pattern)})" if callable(pattern) else ""
+            raise ValueError(
+                f"pattern{named}: prompt {index} needs weights of shape {expected}; found {tuple(matrix.shape)}: give "
+                "a row per query and a column per key"
+            )
         weights[row, :length, :length] = matrix[:length, :length]
     return _seen(weights, rows, causal)
 
 
 def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
-    """Return the weights [batch, query, key] unchanged. Raise ValueError if `causal` and a key after its query has a
-    weight.
+    """Return the weights [batch, query, key] unchanged. Raise ValueError if `causal` is True and a key after its query
+    has a weight.
 
     `rows` are the numbers of the prompts, for the message.
     """
@@ -66,8 +82,12 @@ def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
     return weights
 
 
-def _matrix(weights: Any, index: int | None = None) -> Tensor:
-    """Return a user's weights as a float64 tensor, or raise TypeError. `index` is the prompt, for the message."""
+def _matrix(weights: Any, index: int | None = None, function: str = "") -> Tensor:
+    """Return a user's weights (tensor, array or nested list) as a float64 tensor.
+
+    `index` is the number of the prompt and `function` the name of the function that returned the weights, for the
+    message. Raises TypeError for anything else and for values that are not finite.
+    """
     try:
         values = torch.as_tensor(weights)
     except (TypeError, ValueError, RuntimeError):
@@ -75,12 +95,15 @@ def _matrix(weights: Any, index: int | None = None) -> Tensor:
     not_finite_at = not_finite(values) if real_tensor(values) else None
     if not real_tensor(values) or not_finite_at is not None:
         description = (
-            result_described(weights) if isinstance(weights, Tensor) else f"{type(weights).__name__} {weights!r}"[:100]
+            result_described(weights)
+            if isinstance(weights, Tensor)
+            else f"{type(weights).__name__} {shown(weights, 80)}"
         )
         if real_tensor(values) and not_finite_at is not None:
             place = not_finite_at.nonzero()[0].tolist()
             description = f"{values[tuple(place)].item()} at {place}"
         description += "" if index is None else f" for prompt {index}"
+        description += f" from the function {function}" if function else ""
         raise TypeError(
             "pattern= takes a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function from a "
             f"prompt's token ids to one, or a name ({', '.join(PATTERNS)}); found {description}"
@@ -89,10 +112,12 @@ def _matrix(weights: Any, index: int | None = None) -> Tensor:
 
 
 class Marks:
-    """Scores sequences on patterns (names, matrices or functions), batch by batch.
+    """Scores of sequences on patterns, batch by batch. A score is a head's mean attention to the keys that a pattern
+    marks.
 
-    `uniform` collects, for each batch, the scores of uniform attention under each mask of `seen`: [masks, scores,
-    batch].
+    `sequences` are the prompts. `patterns` are names, matrices of weights or functions of token ids. `causal`: True
+    refuses patterns that mark a key after its query. `uniform` collects, for each batch, the scores of uniform
+    attention under each mask of `seen`: [masks, scores, batch].
     """
 
     def __init__(self, sequences: PackedTokens, patterns: list[Any], seen: SeenKeys, *, causal: bool):
@@ -104,10 +129,10 @@ class Marks:
         self._attention = seen.uniform()
 
     def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
-        """Return a function and a mask for the sequences in `rows`.
+        """Return a function and a mask for the sequences in `rows`, by which their attention is scored on all patterns.
 
         The function maps attention [batch, heads, query, key] to scores [patterns, batch, heads]. The mask [patterns,
-        batch] is True where a sequence has a query that counts.
+        batch] is True where a sequence has a query with a marked key.
         """
         weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
         self.uniform.append(torch.stack([_score(marked, self._attention) for marked in weights], dim=1))
@@ -136,11 +161,17 @@ class Marks:
 
 
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
-    """Return how many queries of each prompt have a key with a weight."""
+    """Return, for each prompt, how many queries have at least one key with a weight other than 0 in `weights` [batch,
+    query, key].
+    """
     return (weights != 0).any(-1).sum(-1).double()
 
 
 def _score(weights: Weights, attention: Float64[Tensor, "masks query key"]) -> Float64[Tensor, "masks batch"]:
-    """Return the score of each prompt under each of several attention matrices."""
+    """Return the score of each prompt under each of several attention matrices: [masks, batch].
+
+    A score is the attention [masks, query, key] times `weights` [batch, query, key], summed over keys, and its mean
+    over the queries that have a weight.
+    """
     by_mask = torch.stack([(weights * matrix).sum(-1).sum(-1) for matrix in attention])  # the keys of a query first
     return by_mask / scored_queries(weights).clamp_min(1)

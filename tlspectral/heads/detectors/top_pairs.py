@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
@@ -77,6 +78,7 @@ TOP_PAIRS = Schema(
 )
 
 
+@checked_settings
 def top_pairs(
     model: Any,
     heads: Heads | None = None,
@@ -100,17 +102,22 @@ def top_pairs(
 
     Args:
         model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.
-        heads: as in `ablate`. Default: all, in one pass.
-        prompts: in any form of `Task`; padding is not counted. Default: 64 rows of 128 tokens of "Alice" (Carroll
-            1865).
-        n: number of ranked pairs.
-        sink: whether to include pairs whose key is the first token of the prompt.
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all.
+        prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
+            64 rows of 128 tokens of "Alice" (Carroll 1865).
+        n: number of ranked pairs per head.
+        sink: True includes pairs whose key is the first token of the prompt.
         sinks: "found" leaves out all attention sinks of the layer instead (`tls.heads.attention_sinks`).
 
     Returns:
         DataFrame sorted by layer, head and falling attention within an interval. Columns: `layer, head, name, rank,
-        interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. `kind` is the first of
-        `start, previous, self, induction, duplicate` that fits the token ids, or `other`.
+        interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. `rank` is 1 for the
+        largest and missing for drawn pairs; `interval` is "top" or the name of the third; `attention` a probability.
+        `prompt`, `query` and `key` count from 0; `offset` is key less query, in tokens; `context` is the text around
+        the pair, as "[key] ... <query>". `kind` is the first that fits the token ids: `start` (first token),
+        `previous`, `self`, `induction` (after an earlier token equal to the query's), `duplicate` (an equal token),
+        else `other`.
 
     Raises:
         BadHead: a head does not exist.
@@ -165,11 +172,12 @@ def _largest_of_queries(
     sinks: Sinks | None,
     at_once: int,
 ) -> dict[int, tuple[Float32[Tensor, "prompts heads queries 2"], Int32[Tensor, "prompts heads queries 2"]]]:
-    """Return, by layer, two tensors: the two largest weights of each query (larger first; 0 if missing), and their
-    keys.
+    """Run the prompts `packed` and return a dict from layer to two tensors: the two largest attention weights of each
+    query (larger first; 0 if missing), and their keys.
 
-    With `sinks` these keys are left out; otherwise the first key of each prompt is left out, unless `sink`. A query
-    that an earlier prompt also has gets 0. Raises UnsupportedArchitecture for a layer that exposes no attention
+    `view` is the open model, `chosen` has heads by layer. `sink`: True keeps the first key of each prompt, which is
+    otherwise left out. With `sinks`, all attention sinks are left out instead. A query that an earlier prompt also has
+    gets 0. `at_once` prompts run together. Raises UnsupportedArchitecture for a layer that exposes no attention
     pattern.
     """
     if not chosen:
@@ -223,10 +231,10 @@ def _chosen(
     n: int,
     head: tuple[int, int],
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one head: ranked pairs, then drawn pairs.
+    """Yield the rows of one head: the `n` ranked pairs, then the randomly drawn pairs.
 
-    A row is `layer, head, rank, interval, attention, prompt, query, key`. `attention` and `keys` hold the two largest
-    weights of each query; among equal weights the earlier prompt and query come first.
+    A row is a tuple `layer, head, rank, interval, attention, prompt, query, key`. `attention` and `keys` hold the two
+    largest weights of each query; among equal weights the earlier prompt and query come first. `head` is (layer, head).
     """
     weights, places = attention.flatten().numpy(), keys.flatten().numpy()
     n_queries = attention.shape[1]
@@ -252,7 +260,12 @@ def _chosen(
 
 
 def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.DataFrame:
-    """Return the table with a column `kind`: which pattern the token ids of each pair fit."""
+    """Return a copy of `table` with a column `kind`, such as "previous" or "induction": the first pattern that the
+    token ids of a pair fit, else "other".
+
+    `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts. `causal` is False for an encoder,
+    which has "next" and no "induction".
+    """
     kinds = KINDS if causal else {**KINDS, "next": "next_token"}
     kind = np.full(len(table), "other", dtype=object)
     for prompt, places in table.groupby("prompt").indices.items():
@@ -265,7 +278,11 @@ def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.D
 
 
 def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with columns `query_token`, `key_token` and `context`: the text of each pair and around it."""
+    """Return a copy of `table` with columns `query_token`, `key_token` (texts) and `context`: text around the pair,
+    "[key] ... <query>".
+
+    `view` has the tokenizer. `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts.
+    """
     ids, lengths = packed.tokens.tolist(), packed.lengths.tolist()
     known: dict[tuple[int | None, int], str] = {}
     between = "" if getattr(view.model, "tokenizer", None) is not None else " "
@@ -305,10 +322,10 @@ def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) 
 
 
 def _text_behind(view: AttentionView, before: int | None, token: int) -> str:
-    """Return the text of `token` when it follows the token `before` (None: the prompt begins with it).
+    """Return the text of the id `token` when it follows the id `before` (None: the prompt begins with it).
 
-    Tokenizers add or drop a space at the start of a text, so both tokens are decoded together and the text of `before`
-    is removed.
+    `view` has the tokenizer; without one the text is the id. Tokenizers add or drop a space at the start of a text, so
+    both tokens are decoded together and the text of `before` is removed.
     """
     alone = token_text(view, token)
     tokenizer: Any = getattr(view.model, "tokenizer", None)

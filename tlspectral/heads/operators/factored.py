@@ -26,7 +26,11 @@ from tlspectral.selection import from_end, head_pair, whole_number
 
 
 class PhaseFactors(NamedTuple):
-    """Real and imaginary part of M_t, a head's complex query-key matrix at rotary pair t; each has rank 2 at most."""
+    """Real and imaginary part of M_t, a head's complex query-key matrix at rotary pair t.
+
+    Attributes:
+        re, im: matrices [d_model, d_model] of rank 2 at most, as two factors; `.dense()` is the matrix.
+    """
 
     re: ThinProduct
     im: ThinProduct
@@ -34,8 +38,9 @@ class PhaseFactors(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpectrum:
-    """The spectra of one head's M = W_Q W_K^T. k = min(d_head, d_model), r = min(2 d_head, d_model); the unit is that
-    of M.
+    """The spectra of one head's M = W_Q W_K^T, from `QKOperator.spectrum()`. The unit is the unit of M.
+
+    k = min(d_head, d_model), r = min(2 d_head, d_model).
 
     Attributes:
         singular_values: of M, descending.
@@ -54,11 +59,13 @@ class HeadSpectrum:
 
 @dataclass(frozen=True)
 class QKOperator:
-    """The query-key operator M = W_Q W_K^T of one head, as factors: `w_q @ w_k.T`.
+    """The query-key operator M = W_Q W_K^T of one head, as factors: `tls.qk_operators(model)["L0H3"]`; M is `w_q @
+    w_k.T`.
 
     Gains of the input norm and of a query/key norm are folded in; under LayerNorm both factors are centred. With n the
-    normalised input, the score of query token i and key token j is n_i M n_j^T times the model's scale, plus terms
-    outside M: biases, ALiBi, and the rotation between two positions. Only `dense` builds the d_model x d_model matrix.
+    normalised input, the score of query token i and key token j is n_i M n_j^T times the model's scale (usually 1 /
+    sqrt(d_head)), plus terms outside M: biases, ALiBi, and the rotation between two positions. Only `dense` builds the
+    d_model x d_model matrix.
 
     Attributes:
         layer, head: the head.
@@ -75,29 +82,34 @@ class QKOperator:
     __repr__ = one_line
 
     def _thin_core(self) -> spectra.ThinCore:
+        """Return the QR decomposition of W_Q and W_K, from which spectra are computed in d_head dimensions."""
         return spectra.thin_core(self.w_q[None], self.w_k[None])
 
     def core(self) -> Float64[Tensor, "k k"]:
-        """Return a k x k matrix with the non-zero eigenvalues of M, k = min(d_head, d_model)."""
+        """Return a k x k matrix that has the non-zero eigenvalues of M, k = min(d_head, d_model)."""
         return self._thin_core().core[0]
 
     def dense(self) -> Float64[Tensor, "d_model d_model"]:
-        """Return M as a full matrix; for small models. All other methods work on the factors."""
+        """Return M as a full matrix [d_model, d_model] in float64; for small models. All other methods work on the
+        factors.
+        """
         return self.w_q @ self.w_k.T
 
     def symmetric(self) -> ThinProduct:
-        """Return M_S = (M + M^T) / 2 as two factors: the part that scores two tokens alike in either order."""
+        """Return M_S = (M + M^T) / 2 as two factors (`.dense()` is the matrix): the part that scores two tokens alike
+        in either order.
+        """
         return spectra.symmetric_part(self.w_q, self.w_k)
 
     def antisymmetric(self) -> ThinProduct:
-        """Return M_A = (M - M^T) / 2 as two factors: the part that changes its sign when query and key are
-        exchanged.
+        """Return M_A = (M - M^T) / 2 as two factors (`.dense()` is the matrix): the part that changes its sign when
+        query and key are exchanged.
         """
         return spectra.antisymmetric_part(self.w_q, self.w_k)
 
     def spectrum(self) -> HeadSpectrum:
-        """Return singular values and eigenvalues of M, the condition of its eigenvectors, and the eigenvalues of
-        M_S.
+        """Return a `HeadSpectrum`: singular values and eigenvalues of M, the condition number of its eigenvectors, and
+        the eigenvalues of M_S.
         """
         batch = spectra.spectrum(self._thin_core())
         return HeadSpectrum(
@@ -115,7 +127,9 @@ class QKOperator:
         return spectra.schur_angles(self._thin_core())[0]
 
     def phase(self, t: int) -> PhaseFactors:
-        """Return the real and imaginary part of M_t for rotary pair `t`, as factors. Pair 0 is the model's first pair.
+        """Return the real and imaginary part of M_t for rotary pair `t`: `.re` and `.im`, each as two factors.
+
+        Pair 0 is the model's first pair.
 
         Raises:
             UnsupportedArchitecture: the layer has no rotary positions.
@@ -123,7 +137,8 @@ class QKOperator:
         """
         if self.rotary is None:
             raise UnsupportedArchitecture(
-                f"L{self.layer}H{self.head}: phase(t) needs rotary positions, and this layer has none"
+                f"L{self.layer}H{self.head}: phase(t) needs rotary positions, and this layer has none: take a "
+                "head of a layer with RoPE"
             )
         if not 0 <= t < self.rotary.n_pairs:
             raise IndexError(
@@ -138,10 +153,11 @@ class QKOperator:
 
 
 class QKOperators(Sequence[QKOperator]):
-    """The query-key operators of a model: `operators[layer, head]` or `operators["L0H3"]`. As a sequence: all heads in
-    order.
+    """The query-key operators of the model in `view`: `operators[layer, head]` or `operators["L0H3"]` is a
+    `QKOperator`.
 
-    A layer is read from the model at the first access to one of its heads. Only the last layer is kept in memory.
+    Iterating yields all heads in order. A layer is read from the model at the first access to one of its heads. Only
+    the last layer is kept in memory.
     """
 
     def __init__(self, view: AttentionView):
@@ -153,6 +169,7 @@ class QKOperators(Sequence[QKOperator]):
 
     @cached_property
     def _pairs(self) -> list[tuple[int, int]]:
+        """The (layer, head) of all heads that can be read, in order."""
         return list(self._in_order())
 
     def _in_order(self) -> Iterator[tuple[int, int]]:
@@ -162,6 +179,9 @@ class QKOperators(Sequence[QKOperator]):
                 yield from ((layer, head) for head in range(self._n_heads(layer)))
 
     def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
+        """Read layer `index`: return the folded layer and the factors W_Q and W_K of its heads, [heads, d_model,
+        d_head].
+        """
         layer = self._view.layer(index)
         return layer, *layer.operator_factors()
 
@@ -172,8 +192,10 @@ class QKOperators(Sequence[QKOperator]):
         return len(self._pairs)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return one operator by "L0H3", by (layer, head) or by its index among all heads; a slice gives a list.
-        Raises BadHead.
+        """Return the `QKOperator` of a head, given by `key`: "L0H3", (layer, head) or its index among all heads; a
+        slice of indices gives a list.
+
+        Raises BadHead if the head does not exist.
         """
         if isinstance(key, slice):
             return [self[i] for i in range(len(self))[key]]
@@ -191,7 +213,9 @@ class QKOperators(Sequence[QKOperator]):
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
 
     def rotary(self, layer: int) -> RotaryGeometry | None:
-        """Return the geometry of the rotary pairs of a layer; None without rotary positions."""
+        """Return the geometry of the rotary pairs of layer `layer` (columns and angle per token of each pair); None
+        without rotary positions.
+        """
         return self._view.rotary(layer)
 
 
@@ -210,8 +234,17 @@ def qk_operators(model: Any) -> QKOperators:
         model: a TransformerBridge or HookedTransformer.
 
     Returns:
-        A sequence of `QKOperator`, indexed by "L0H3" or (layer, head): factors `w_q`, `w_k` [d_model, d_head] in
-        float64, and the methods `dense`, `symmetric`, `antisymmetric`, `spectrum`, `schur_angles`, `phase`.
+        A sequence of `QKOperator` in the order of the heads, indexed by "L0H3", (layer, head) or a number. Each has the
+        factors `w_q` and `w_k` [d_model, d_head] in float64, and these methods:
+
+        * `dense()`: M [d_model, d_model].
+        * `symmetric()`, `antisymmetric()`: M_S and M_A as factors; `.dense()` of the result is the matrix.
+        * `spectrum()`: `.singular_values`, `.eigenvalues`, `.eigenvector_condition`, `.symmetric_eigenvalues` (of M_S).
+        * `schur_angles()`: rotation angles of M's real Schur blocks, in radians.
+        * `phase(t)`: real and imaginary part (`.re`, `.im`) of M_t at rotary pair t, as factors.
+
+        The score of normalised inputs n_i, n_j is n_i M n_j^T times the model's scale (usually 1 / sqrt(d_head)), plus
+        biases and rotation.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.
@@ -222,35 +255,46 @@ def qk_operators(model: Any) -> QKOperators:
 
 
 def ov_operators(model: Any, layer: int) -> list[ThinProduct]:
-    """Return the output-value operator W_V W_O of each head of a layer, as two factors in float64.
+    """Return the output-value operators W_V W_O [d_model, d_model] of the heads of a layer, each as two factors in
+    float64.
 
     >>> import tlspectral as tls
     >>> from tlspectral.heads.operators.factored import ov_operators
     >>> len(ov_operators(tls.load_model("tiny-rope"), 0))
     4
 
-    The operator acts on row vectors. Query heads that share values each get their own operator. W_V carries the gain of
-    the input norm. Under LayerNorm both sides are centred, because the input norm and every later norm remove the mean.
+    An entry of the list has `left` = W_V and `right` = W_O^T [d_model, d_head], and `dense()` for the matrix. It acts
+    on row vectors. Query heads that share values each get their own operator. W_V carries the gain of the input norm.
+    Under LayerNorm both sides are centred, because the input norm and every later norm remove the mean.
     (TransformerLens's `center_writing_weights` centres the stored weights instead.) A norm behind the attention (Gemma
     2 and 3, OLMo 2) is left out.
 
     Raises:
         BadHead: the layer does not exist.
         UnsupportedArchitecture, BadWeights: the layer cannot be read.
+
+    Not established: what the head writes in a run, which also depends on its attention.
     """
     return output_products(attention_view(model), layer)
 
 
 def output_products(view: AttentionView, layer: int) -> list[ThinProduct]:
-    """Return W_V W_O of each head of a layer as two factors, like `ov_operators`, from a view that is already open."""
+    """Return a list with W_V W_O of each head of layer `layer`, as two factors: `left` = W_V and `right` = W_O^T.
+
+    `view` is a model that is already open. Norms are folded in; under LayerNorm both sides are centred. The factors are
+    copies in float64.
+    """
     output = centred_output(view.raw(layer), layer)
     groups = len(output.w_o) // len(output.w_v)
     return [ThinProduct(output.w_v[head // groups], w_o.T.contiguous()) for head, w_o in enumerate(output.w_o)]
 
 
 def centred_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return W_V (norm folded in) and W_O of a layer; under LayerNorm without the mean of each output, which later
-    norms remove.
+    """Return the `OutputFactors` of all heads of a layer from its raw parameters: `.w_v` (norm folded in) and `.w_o`,
+    copies in float64.
+
+    `layer` is the layer's number, for messages. Under LayerNorm the mean over d_model is subtracted from each row of
+    W_O, because later norms remove it.
     """
     output = fold_output(raw, layer)
     return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output

@@ -11,9 +11,11 @@ from tlspectral.models.reading.layer import AttentionLayer
 def null_eigenvalues(
     layer: AttentionLayer, singular_values: Float64[Tensor, "k"], draws: int, seed: int
 ) -> Complex128[Tensor, "draws k"]:
-    """Return the eigenvalues of the first `draws` random matrices with a head's singular values (the matched null).
+    """Return the eigenvalues [draws, k] of `draws` random matrices that have the head's `singular_values` and random
+    directions (its null).
 
-    The draws are those of a head table with the same seed and `null_blocks="shared"`.
+    `layer` gives the dimension of the space. The draws are the first ones of a head table with the same `seed` and
+    `null_blocks="shared"`.
     """
     n = layer.effective_dimension
     k = min(len(singular_values), n)  # under LayerNorm the stream has one direction less than d_model

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import LiveFactors
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -24,6 +25,7 @@ PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]
 PENALIZED_PARTS: tuple[PenalizedPart, ...] = get_args(PenalizedPart)
 
 
+@checked_settings
 def qk_penalty(
     model: Any,
     part: PenalizedPart | Symbol,
@@ -47,18 +49,21 @@ def qk_penalty(
     Args:
         model: a TransformerBridge or HookedTransformer, with norms folded or not.
         part: the part whose share is returned, between 0 and 1:
+
             * `"antisymmetric"` (`"M_A"`): ||M_A||^2 / ||M||^2, the square of `dir_frac`.
             * `"symmetric"` (`"M_S"`): ||M_S||^2 / ||M||^2, 1 less the share of M_A.
             * `"rope_phase"` (`"Im(M_t)"`): sum_t ||Im M_t||^2 / sum_t ||M_t||^2 over the rotary pairs of a head.
-        heads: as in `ablate`. Default: all (for `"rope_phase"`: in layers with rotary positions). Heads that share keys
-            share W_K: a step on W_K changes all of them.
+
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
+            Default: all (for `"rope_phase"`: all with rotary positions). Heads that share keys share W_K: a step on W_K
+            changes all of them.
         folded: True uses M with norm gains folded in, as the head table does. False uses the stored W_Q and W_K, as the
             paper does; gains then get no gradient.
-        detach_denominator: treat the denominator as a constant in the gradient, as the paper's runs do. The value is
-            the same; a step then shrinks the part without enlarging the rest of M.
+        detach_denominator: True treats the denominator as a constant in the gradient, as the paper's runs do. The value
+            is the same; a step then shrinks the part without enlarging the rest of M.
 
     Returns:
-        A scalar on the model's device, in float32 (float64 for a float64 model), also under `torch.autocast`.
+        A scalar tensor on the model's device, in float32 (float64 for a float64 model), also under `torch.autocast`.
 
     Raises:
         TypeError: `model` is a name or path; files have no parameters to train.
@@ -96,7 +101,10 @@ def qk_penalty(
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context that switches mixed precision off on `device`; with it the products would have three digits."""
+    """Return a context manager that switches mixed precision off on `device` until the `with` block ends.
+
+    With mixed precision the products would have three digits.
+    """
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -105,8 +113,9 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def antisymmetric_squares(
     w_q: Float[Tensor, "heads d_model d_head"], w_k: Float[Tensor, "heads d_model d_head"]
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return ||M_A||^2 and ||M||^2 of each head, both differentiable. Rounding can make the first slightly negative
-    near 0.
+    """Return ||M_A||^2 and ||M||^2 of each head, two tensors [heads], both differentiable, with M = `w_q` `w_k`^T.
+
+    Rounding can make the first slightly negative near 0.
     """
     squared = ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((-2, -1))  # heads
     core = w_k.mT @ w_q  # heads d_head d_head
@@ -115,7 +124,11 @@ def antisymmetric_squares(
 
 
 def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return two tensors [heads]: the squared norm of the part and the squared norm of the whole operator."""
+    """Return two differentiable tensors [heads]: the squared norm of the part `part` and the squared norm of the whole
+    operator.
+
+    `factors` has W_Q, W_K and the rotary geometry of the heads.
+    """
     if part == "rope_phase":
         assert factors.rotary is not None
         real, imag = phase_squares(factors.w_q, factors.w_k, factors.rotary)
@@ -125,8 +138,10 @@ def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, "
 
 
 def _require_a_share(view: AttentionView, whole: Float[Tensor, " heads"], layer: int, heads: list[int] | None) -> None:
-    """Raise BadWeights if the squared norm `whole` of some head is 0 or not finite. `heads` are their numbers; None:
-    all of the layer.
+    """Raise BadWeights if the squared norm of the query-key operator of some head of `layer` is 0 or not finite.
+
+    `view` is the model, whose weights then tell whether NaN is in them. `whole` has these squared norms, `heads` the
+    numbers of the heads; None: all heads of the layer.
     """
     zero = torch.nonzero(~((whole > 0) & whole.isfinite())).flatten().tolist()
     if not zero:

@@ -25,7 +25,7 @@ _NOT_BILINEAR = "this model's attention is not the bilinear form that was read f
 
 
 class LayerCheck(NamedTuple):
-    """The result of checking one layer.
+    """The result of comparing the rebuilt scores of one layer with the model's own.
 
     Attributes:
         record: dict stored with tables: `worst_error` (largest |ours - model's| over unmasked entries), `tolerance`,
@@ -51,11 +51,13 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        prompts: strings, ids [batch, pos], or a tokenizer's batch, as in `Task`. Default: 24 random ids (seed 0), so no
-            tokenizer is needed.
+        prompts: strings, ids [batch, pos], or a tokenizer's batch. Default: 24 random ids (seed 0), so no tokenizer is
+            needed.
 
     Returns:
-        Series with index `layer`: the largest absolute error of each layer.
+        Series with index `layer`: the largest absolute error of each layer, over heads and unmasked pairs of tokens.
+        The unit is a score before the softmax (a logit), or an attention probability in models that expose only the
+        pattern. A returned Series means that all layers passed.
 
     Raises:
         ScoreMismatch: an error exceeds its tolerance, or the rotary pairs of a layer do not rotate by one angle per
@@ -72,10 +74,12 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
 
 def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerCheck]:
-    """Compare the scores of each layer as `verify_scores` does, and return the results by layer. `prompts` None: random
-    ids.
+    """Compare the scores of each layer, rebuilt from its folded weights, with the model's own.
 
-    Raises ScoreMismatch for scores that differ; UnsupportedArchitecture or BadWeights for a layer that cannot be read.
+    Return a dict from layer to `LayerCheck`: `.record` (error and tolerance) and `.outside_m` (share of score variance
+    outside M, per head). `view` is the open model, which is run. `prompts`: strings, token ids, or a tokenizer's batch;
+    None: 24 random ids. Raises ScoreMismatch for scores that differ by more than the tolerance; UnsupportedArchitecture
+    or BadWeights for a layer that cannot be read.
     """
     packed = checked_prompts(view, prompts)
     names = {index: view.hook_names(index) for index in view.layers}
@@ -86,15 +90,19 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
 
 
 def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return the caller's prompts as packed token ids; for None, the random prompt of `check_prompt`.
+    """Return the caller's prompts as `PackedTokens` (token ids and lengths); for None, one prompt of 24 random ids
+    (seed 0).
 
-    Raises ValueError or TypeError for prompts that cannot be read or are too long.
+    `view` has tokenizer, vocabulary and context. Raises ValueError or TypeError for prompts that cannot be read or are
+    too long.
     """
     return even_rows(check_prompt(view)) if prompts is None else packed_prompts(view, prompts)
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
-    """Return one prompt of 24 random ids (seed 0); fewer where the context or a layer's valid length is shorter."""
+    """Return one prompt of 24 random ids (seed 0) of the model's vocabulary, a tensor [1, 24]; fewer where the context
+    or a layer's valid length is shorter.
+    """
     limits = [view.raw(index).valid_up_to for index in view.layers]
     length = min([CHECK_LENGTH, view.n_ctx, *(limit for limit in limits if limit)])
     return torch.randint(0, view.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
@@ -103,6 +111,12 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 def _check_layer(
     view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor], real: Bool[Tensor, "batch pos"]
 ) -> LayerCheck:
+    """Return the `LayerCheck` of layer `index`: the largest error of its rebuilt scores, and the score variance outside
+    M.
+
+    `view` is the open model. `names` has the hook names of the layer, `captured` the activations of the run by hook
+    name, `real` is True at tokens. Raises ScoreMismatch if the error exceeds its tolerance.
+    """
     view.rotary(index)  # raises if pairs have no frequencies, which a short prompt may not show
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()
@@ -138,26 +152,33 @@ def _check_layer(
 def _allowed(
     pattern: Float64[Tensor, "batch heads pos pos"], index: int, causal: bool
 ) -> Bool[Tensor, "batch heads pos pos"]:
-    """Return a mask of the entries that the model attends to: in a decoder, those with a positive weight; in an
-    encoder, all.
+    """Return a mask of the entries that the model attends to: in a decoder (`causal`), those with a positive weight in
+    the attention `pattern`; in an encoder, all.
 
-    Raises UnsupportedArchitecture if a decoder attends to later keys.
+    `index` is the layer, for the message. Raises UnsupportedArchitecture if a decoder attends to later keys.
     """
     if not causal:
         return torch.ones_like(pattern, dtype=torch.bool)
     above = torch.ones(pattern.shape[-2:], dtype=torch.bool).triu(1)
     if bool((pattern[..., above] > 0).any()):
         raise UnsupportedArchitecture(
-            f"layer {index}: queries attend to later keys, as in an encoder; supported encoders are BERT and RoBERTa"
+            f"layer {index}: queries attend to later keys, as in an encoder; supported encoders are BERT and RoBERTa: "
+            "take one of these or a causal model"
         )
     return pattern > 0
 
 
 def _centred_rows(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Return a copy of the scores [batch, heads, query, key] less the mean of each query's row over the entries that
+    the mask `allowed` marks.
+    """
     unmasked = torch.where(allowed, scores, 0.0)
     return unmasked - unmasked.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True)
 
 
 def _row_variance(scores: Tensor, allowed: Tensor) -> Float64[Tensor, "heads"]:
+    """Return the variance of each head's scores [batch, heads, query, key] within a query's row, over the entries that
+    the mask `allowed` marks.
+    """
     centred = torch.where(allowed, _centred_rows(scores, allowed), 0.0)
     return centred.square().sum((0, 2, 3)) / allowed.sum((0, 2, 3))

@@ -1,4 +1,7 @@
-"""Notes on a table of feature pairs: the share of the error, and a p-value against features of other tokens."""
+"""Attrs of a table of feature pairs: the share of the error, and a p-value against features of other tokens.
+
+The error is the part of the stream that a dictionary (sparse autoencoder) does not explain.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,21 @@ from tlspectral.hooks.attribution.divisions import DividedScore
 from tlspectral.hooks.attribution.score_terms import pair_parts
 
 MOST_DRAWS, TURNS = 999, 20
-"""Most draws of other tokens for `max_p`, and number of random rotations of the decoder for `error_share_turned`."""
+"""Most random draws of other tokens for `max_p`, and random rotations of the decoder for `error_share_turned`."""
 
 
 def dictionary_notes(
     dictionary: Dictionary, divided: list[DividedScore], weights: Float64[Tensor, "scores"]
 ) -> dict[str, Any]:
-    """Return the attrs of a division by a dictionary.
+    """Return a dict of attrs of a score that was divided by a dictionary.
 
-    `error_share` is the sum of all rows with the error over the score, and `error_share_turned` the same with the
-    decoder rotated at random. `max_p` is the p-value of the largest row of two features and `max_p_floor` its smallest
-    possible value. `weights` are the weights of the scores in the mean.
+    The error is the part of the stream that the dictionary does not explain. `error_score` is the sum of all rows with
+    the error, in logits, `error_share` this sum over the score, and `error_share_turned` the same share with the
+    decoder rotated at random. `max_p` is the p-value of the largest row of two features against features of other
+    tokens, `max_p_floor` its smallest possible value, `max_p_draws` the number of draws. `dictionary` and
+    `dictionary_origin` describe the dictionary.
+
+    `divided` are the divided scores, `weights` their weights in the mean, which sum to 1.
     """
     weighted = [*zip(weights.tolist(), divided, strict=True)]
     score = sum(weight * divided_score.row.score for weight, divided_score in weighted)
@@ -46,17 +53,22 @@ def dictionary_notes(
 
 
 def _error_score(divided: DividedScore) -> float:
-    """Return the sum of the totals of all rows with the error at the query, at the key, or at both, in logits."""
+    """Return the sum of the rows of a score that have the error at the query, at the key, or at both, in logits.
+
+    `divided` is the score, divided by a dictionary. The error is the part of the stream that the dictionary does not
+    explain.
+    """
     at = [names.index(ERROR) for names in divided.names]
     rows = (divided.pairs[:, 0] == at[0]) | (divided.pairs[:, 1] == at[1])
     return float(divided.total[rows].sum())
 
 
 def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> float:
-    """Return `_error_score` for the same activations after a random rotation of the decoder.
+    """Return `_error_score`, in logits, for the same activations after a random rotation of the decoder.
 
-    A rotation keeps the lengths of features and the angles between them. Only rows of active features are rotated, into
-    a random frame of their span. This has the same distribution as a rotation of the whole space.
+    `divided` is the divided score with its feature activations; it is not changed. `generator` draws the rotation. A
+    rotation keeps the lengths of features and the angles between them. Only rows of active features are rotated, into a
+    random frame of their span. This has the same distribution as a rotation of the whole space.
     """
     streams = divided.run.residual[:2]
     written = [terms.written[:-2] for terms in (divided.query, divided.key)]
@@ -74,11 +86,13 @@ def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> fl
 def _max_p(
     dictionary: Dictionary, divided: list[DividedScore], weights: Tensor, generator: torch.Generator
 ) -> tuple[float, float, int]:
-    """Return the p-value of the largest |mean| of a pair of features, its smallest possible value, and the draws.
+    """Return the p-value of the largest |mean| of a pair of features, the smallest possible p, and the number of draws.
 
-    In each draw, query and key get the features of two random tokens of the prompt, under the norms of these tokens'
-    own streams. A draw counts by its largest pair of features, so p is corrected for the number of pairs. For one score
-    with at most `MOST_DRAWS` pairs of tokens, all pairs are taken instead of random ones.
+    `divided` are the scores, divided by `dictionary`, and `weights` their weights in the mean. In each draw of
+    `generator`, query and key get the features of two random tokens of the prompt, under the norms of these tokens' own
+    streams. p is the share of draws whose largest |mean| over pairs of features is at least as large, so it is
+    corrected for the number of pairs. For one score with at most 999 pairs of tokens, all pairs are taken instead of
+    random ones.
     """
     # The run has the query's and the key's token first, then all tokens of the prompt: hence + 2 below.
     reads = [_token_reads(dictionary, score) for score in divided]
@@ -86,7 +100,10 @@ def _max_p(
     same = [score.run.positions[0] == score.run.positions[1] for score in divided]
 
     def largest(places: list[tuple[int, int]]) -> float:
-        """Return the largest |mean| of a pair of features of the tokens in `places`."""
+        """Return the largest |weighted sum over scores| of a pair of features, in logits.
+
+        `places` has for each score the tokens whose features stand at the query and at the key.
+        """
         return _largest(divided, reads, weights, places, len(dictionary.decoder))
 
     every = [(a, a) for a in range(lengths[0])] if same[0] else [*permutations(range(lengths[0]), 2)]
@@ -102,7 +119,10 @@ def _max_p(
 
 
 def _reaching(values: Float64[Tensor, "values"], observed: float) -> tuple[float, float]:
-    """Return the share of values >= the observed value, and the share of values >= the largest, up to rounding."""
+    """Return the share of values that are at least `observed`, and the share that equal the largest of the values.
+
+    Values that differ by rounding count as equal.
+    """
     observed_share, largest_share = (
         float((values >= bound * (1 - 1e-12)).double().mean()) for bound in (observed, float(values.max()))
     )
@@ -110,9 +130,10 @@ def _reaching(values: Float64[Tensor, "values"], observed: float) -> tuple[float
 
 
 def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return three lists over tokens: numbers of the active features, their query reads, and their key reads.
+    """Return three lists with an entry per token: indices of the active features, their queries, and their keys.
 
-    A read is the query or key that the head makes of the feature's write, [features, d_head].
+    `divided` is a score that was divided by `dictionary`; the tokens are all tokens of its prompt. The query of a
+    feature is the vector that the head's W_Q makes of the feature's write, [features, d_head]; the key likewise by W_K.
     """
     form, residual = divided.form, divided.run.residual
     features, queries, keys = [], [], []
@@ -132,10 +153,11 @@ def _largest(
     places: list[tuple[int, int]],
     n_features: int,
 ) -> float:
-    """Return the largest |weighted sum over scores| of any pair of features.
+    """Return the largest |weighted sum over scores| of any pair of features, in logits.
 
-    `reads` are the results of `_token_reads`. `places` has, for each score, the token whose features stand at the query
-    and the token whose features stand at the key.
+    `divided` are the scores, `weights` their weights in the sum. `reads` are the results of `_token_reads`, one per
+    score. `places` has, for each score, the token whose features stand at the query and the token whose features stand
+    at the key. `n_features` is the number of features of the dictionary.
     """
     pairs, totals = [], []
     for score, (features, queries, keys), weight, (query, key) in zip(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.models.loading.finding import same_model
 from tlspectral.models.reading.norms import is_centred
 from tlspectral.models.reading.view import AttentionView
@@ -25,7 +25,9 @@ _STEP = re.compile(r"(?:step|checkpoint-)(\d+)")
 
 @dataclass(frozen=True)
 class DictionaryOrigin:
-    """The model that a dictionary was trained on, as its cfg.json describes it.
+    """The model that a dictionary (features of the residual stream, such as a sparse autoencoder) was trained on.
+
+    Read from its cfg.json, in the layout of SAELens.
 
     Attributes:
         where: path of the file.
@@ -33,7 +35,7 @@ class DictionaryOrigin:
         step: its training step, or its number in TransformerLens' list of checkpoints as text; None: the last step.
         centred: True if the writing weights were centred, so that the stream has mean zero over d_model; False if not;
             None if the file does not tell.
-        processed_by_default: `centred` is None and the file is from a SAELens that centred by default.
+        processed_by_default: True if `centred` is None and the file is from a SAELens that centred by default.
         recorded: settings of the file that tables store.
     """
 
@@ -46,21 +48,29 @@ class DictionaryOrigin:
 
     @classmethod
     def read(cls, where: Path, given: Mapping[str, Any], settings: Mapping[str, Any]) -> DictionaryOrigin:
-        """Return the origin from a cfg.json at `where`.
+        """Return the origin of a dictionary from its cfg.json, whose path is `where`.
 
-        `given` are its settings as written, `settings` the same with current names and without nesting. Raises
-        ValueError for a malformed `model_from_pretrained_kwargs`, or if hook_layer contradicts hook_name.
+        `given` are the settings as written in the file, `settings` the same with current names and without nesting.
+        Raises ValueError for a malformed `model_from_pretrained_kwargs`, or if hook_layer contradicts hook_name.
         """
         options = settings.get("model_from_pretrained_kwargs")
         if not isinstance(options, dict | None):
-            raise ValueError(f"{where}: model_from_pretrained_kwargs={options!r} should be an object of settings")
+            raise ValueError(
+                f"{where}: model_from_pretrained_kwargs={shown(options)} should be an object of settings: write "
+                'for example {"center_writing_weights": false}'
+            )
         options = options or {}
         centred = options.get("center_writing_weights")
         if not isinstance(centred, bool | None):
-            raise ValueError(f"{where}: center_writing_weights={centred!r} should be true or false")
+            raise ValueError(
+                f"{where}: center_writing_weights={shown(centred)} should be true or false: write one of these there"
+            )
         block, layer = re.match(r"blocks\.(\d+)\.", str(settings.get("hook_name"))), settings.get("hook_layer")
         if block and layer is not None and layer != int(block[1]):
-            raise ValueError(f"{where}: hook_layer={layer!r} contradicts hook_name={settings['hook_name']!r}")
+            raise ValueError(
+                f"{where}: hook_layer={shown(layer)} contradicts hook_name={shown(settings['hook_name'])}: correct the "
+                "wrong one"
+            )
         version = settings.get("sae_lens_training_version", settings.get("sae_lens_version"))
         numbers = tuple(map(int, re.findall(r"\d+", str(version))[:3]))
         if centred is None and numbers >= _UNPROCESSED_FROM:
@@ -76,7 +86,7 @@ class DictionaryOrigin:
         )
 
     def compare(self, view: AttentionView) -> None:
-        """Warn if the model has another name or training step than the file."""
+        """Warn if the model `view` has another name or training step than the dictionary's file says."""
         source = view.source
         name, revision = source["model"], source.get("revision")
         if self.model and name not in (None, "external") and not same_model(self.model, str(name)):
@@ -100,11 +110,13 @@ class DictionaryOrigin:
     def encoder(
         self, view: AttentionView, layer: int, encode: Callable[[Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """Return `encode`, adapted to the streams that enter a layer of this model.
+        """Return a function like `encode`, from streams to activations, for streams that enter a layer of the model.
 
-        The returned function first subtracts the mean over d_model if the dictionary was trained on centred streams and
+        `encode` is the dictionary's own encoder; it is returned itself if the layer's norm is not a LayerNorm. The
+        returned function first subtracts the mean over d_model if the dictionary was trained on centred streams and
         this model is raw. It raises ValueError if the dictionary was trained on raw streams and this model is centred,
-        or if it was trained on centred streams and this raw model has a norm behind its embedding (BLOOM).
+        or if it was trained on centred streams and this raw model has a norm behind its embedding (BLOOM). It warns
+        once for a raw model if the file of an old SAELens does not tell.
         """
         # TransformerLens centres writing weights only in models with LayerNorm. A centred stream is the raw stream
         # minus its mean over d_model, unless a norm stands behind the embedding.
@@ -116,7 +128,10 @@ class DictionaryOrigin:
         embedding_norm, to_warn = view.has_embedding_norm, self.processed_by_default
 
         def encode_checked(streams: Tensor) -> Tensor:
-            """Return activations of streams, centred first if needed. Raises ValueError if that is impossible."""
+            """Return the dictionary's activations of streams, which are centred before if its training needs it.
+
+            Raises ValueError if the streams cannot be made like those of the training.
+            """
             nonlocal to_warn
             centred_here = writes_centred or is_centred(streams, eps)
             if self.centred is False and centred_here:
@@ -147,7 +162,10 @@ class DictionaryOrigin:
 
 
 def _trained_step(options: Mapping[str, Any]) -> int | str | None:
-    """Return the training step from arguments of `from_pretrained`, or "number N" for a checkpoint index; else None."""
+    """Return the training step in arguments of `from_pretrained`: a number, or "number N" for a checkpoint index.
+
+    `options` are these arguments: `checkpoint_index`, `checkpoint_value` or `revision`. None if they name no step.
+    """
     if options.get("checkpoint_index") is not None:
         return f"number {options['checkpoint_index']}"
     value = options.get("checkpoint_value")

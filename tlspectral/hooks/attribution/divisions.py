@@ -1,4 +1,7 @@
-"""Division of one attention score among pairs of terms: sources, singular modes, features or rotary frequencies."""
+"""Division of one attention score among pairs of terms: sources, singular modes, features or rotary frequencies.
+
+A source is an earlier component (embedding, head, MLP) that wrote to the residual stream.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,16 @@ BIAS, ALIBI = "bias", "alibi"
 
 @dataclass(frozen=True)
 class DividedScore:
-    """One attention score of one prompt as a sum over pairs of terms.
+    """One attention score of one prompt as a sum over pairs of terms of the query's and the key's residual stream.
 
     Attributes:
         run: activations of the run. Its first two tokens are the query and the key.
         form: the head's score as a function of the two streams.
-        row: the scores of the query in the run.
+        row: the scores of the query for all keys in the run.
         query, key: the terms of the two streams; for a division by frequency one term, the whole stream.
         names: names of the terms at the query and at the key, each followed by "bias" and "alibi".
         pairs: for each row the index of its query term and of its key term in `names`.
-        parts: the four `PARTS` of each row, in logits.
+        parts: four parts of each row, in logits: M_S, M_A, Im(M_t), and terms with biases or ALiBi.
         activations: feature activations of a dictionary at all tokens of the run; None without a dictionary.
     """
 
@@ -59,18 +62,19 @@ class DividedScore:
 
     @property
     def total(self) -> Float64[Tensor, "rows"]:
-        """Return the sum of the four parts of each row."""
+        """Sum of the four parts of each row, in logits."""
         return self.parts.sum(0)
 
     @property
     def remainder(self) -> float:
-        """Return the model's own score minus the sum of all rows."""
+        """The model's own score minus the sum of all rows, in logits."""
         return self.row.score - float(self.total.sum())
 
     def without(self, pairs: list[tuple[str, str]]) -> Float64[Tensor, "pairs"]:
-        """Return the score that is lost when each pair of terms is removed and every norm is computed again.
+        """Return for each pair of terms the score, in logits, that is lost when the pair is removed alone.
 
-        `pairs` are names of a query term and a key term. A pair that this score does not have gives 0.
+        Every norm is computed again. `pairs` are names of a query term and a key term. A pair that this score does not
+        have gives 0.
         """
         lost = torch.zeros(len(pairs), dtype=torch.float64)
         indices = [self._indices(*pair) for pair in pairs]
@@ -86,7 +90,8 @@ class DividedScore:
     def without_key_terms(self, gone: list[str]) -> tuple[float, float]:
         """Return the score that is lost without some terms in the key: predicted (sum of their rows), and measured.
 
-        `gone` are names of key terms; they are removed together, and every norm is computed again for the second value.
+        `gone` are names of key terms, which are removed together. For the measured loss every norm is computed again.
+        Both are in logits.
         """
         names = self.names[1]
         numbers = {names.index(name) for name in gone if name in names}
@@ -96,7 +101,7 @@ class DividedScore:
         return float(predicted), float(measured) + alibi
 
     def _indices(self, at_query: str, at_key: str) -> tuple[int, int] | None:
-        """Return the index of a query term and of a key term in `names`; None if the score lacks one of them."""
+        """Return the indices in `names` of the terms `at_query` and `at_key`; None if the score lacks one of them."""
         known = at_query in self.names[0] and at_key in self.names[1]
         return (self.names[0].index(at_query), self.names[1].index(at_key)) if known else None
 
@@ -104,11 +109,12 @@ class DividedScore:
 def divided_score(
     view: AttentionView, head: tuple[int, int], asked: AskedScore, by: DividedBy, dictionary: Dictionary | None = None
 ) -> DividedScore:
-    """Divide one attention score of a head among sources, features, modes or frequencies.
+    """Divide one attention score of a head among sources, features, modes or frequencies; return the `DividedScore`.
 
-    `asked` has the prompt and the positions of query and key. With a dictionary the terms are its features. Raises
-    ScoreMismatch if the rows do not add up to the model's score, UnsupportedArchitecture if the layer cannot be
-    divided, and ValueError for a masked key.
+    `head` is (layer, head), `asked` the prompt with the positions of query and key. `by` is "source", "mode" (singular
+    vectors of the head's query-key matrix) or "frequency" (rotary pairs). With a `dictionary` the terms are its
+    features. Raises ScoreMismatch if the rows do not add up to the model's score, UnsupportedArchitecture if the layer
+    cannot be divided, and ValueError for a masked key.
     """
     if by == "frequency":
         return _by_frequency(view, head, asked)
@@ -134,7 +140,12 @@ def divided_score(
 
 
 def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore) -> DividedScore:
-    """Divide a score among the rotary pairs of the head; columns that do not rotate are the row `no rotation`."""
+    """Divide a score among the rotary pairs of the head; return the `DividedScore`.
+
+    `head` is (layer, head), `asked` the prompt with the positions of query and key. Rows are named "frequency 0", ...;
+    columns that do not rotate are one row, "no rotation". Raises UnsupportedArchitecture for a layer without rotary
+    positions, ScoreMismatch if the rows do not add up to the model's score.
+    """
     layer = head[0]
     rotary = view.rotary(layer)
     if rotary is None:
@@ -159,9 +170,13 @@ def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore)
 def _traced(
     view: AttentionView, head: tuple[int, int], asked: AskedScore, *, sources: bool, every: bool = False
 ) -> tuple[TracedRun, HeadForm, QueryRow]:
-    """Run the prompt of a score and return its activations, the head's score function and the query's own scores.
+    """Run the prompt of a score; return its activations, the head's score function and the query's own scores.
 
-    `sources`: keep the writes of earlier layers. `every`: keep the streams of all tokens, after query and key.
+    `view` is the model, `head` is (layer, head), `asked` the prompt with the positions of query and key. The
+    `TracedRun` has the query's stream as entry 0 and the key's stream as entry 1. `sources`: True also keeps the writes
+    of earlier layers. `every`: True adds the streams of all tokens, behind these two. Raises UnsupportedArchitecture
+    for latents with norms, ValueError for a prompt too long for the layer's score scale or a masked key, ScoreMismatch
+    if the scores of the run are not the model's.
     """
     layer, length = head[0], asked.tokens.shape[1]
     raw = view.raw(layer)
@@ -184,9 +199,12 @@ def _with_alibi(
     pairs: Tensor,
     parts: Tensor,
 ) -> DividedScore:
-    """Return the divided score with a row for ALiBi if the layer has it, after checking the sum of all rows.
+    """Return the `DividedScore` with these fields, with a further row for ALiBi if the layer has it.
 
-    Raises ScoreMismatch if the rows do not add up to the model's score.
+    `run` are the activations, `form` is the head's score function, `row` has the query's own scores. `at_query` and
+    `at_key` are the terms of the two streams, `names` their names followed by "bias" and "alibi", `pairs` the indices
+    of the two terms of each row, `parts` the four parts of each row. No argument is changed. Raises ScoreMismatch if
+    the rows do not add up to the model's score.
     """
     if row.alibi is not None:
         pairs = torch.cat([pairs, torch.tensor([[len(names[0]) - 1, len(names[1]) - 1]])])
@@ -198,8 +216,9 @@ def _with_alibi(
 def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[StreamTerms, StreamTerms]:
     """Return the query's and the key's stream as components along the singular vectors of M, plus a rest `no mode`.
 
-    The total of the rest is 0, unless M has a lower rank than W_Q or W_K. With the tokens exchanged its score need not
-    be 0, so its symmetric and antisymmetric parts can differ from 0 and cancel.
+    `view` is the model. `head` is (layer, head), `run` the run with the two streams. M is the query-key matrix W_Q
+    W_K^T, norms folded in. The total of the rest is 0, unless M has a lower rank than W_Q or W_K. With the tokens
+    exchanged its score need not be 0, so its symmetric and antisymmetric parts can differ from 0 and cancel.
     """
     group, first = readable_group(view.raw(head[0]), head[1])
     (modes,) = query_key_modes(fold_attention(group, head[0]), [head[1] - first])

@@ -29,7 +29,7 @@ class HeadsRun:
         tokens: token ids of the prompt.
         query: position of the query.
         kept: activations by hook name: streams and writes at the query, or at all keys up to it for layers in `whole`;
-            values at the keys; the query's attention.
+            values at the keys; the query's attention; the gate of gated attention at the query.
         whole: layers whose streams and writes are kept at all keys up to the query.
         logits: logits at the query; None if the run stopped before the end.
     """
@@ -41,11 +41,15 @@ class HeadsRun:
     logits: Float[Tensor, "d_vocab"] | None
 
     def stream(self, name: str) -> Float64[Tensor, "d_model"]:
-        """Return the stream at the query, from the hook point with this name, in float64 on the CPU."""
+        """Return the residual stream at the query, from the hook point with this name, in float64 on the CPU."""
         return in_float64(self.kept[name])[0, -1].cpu()
 
     def traced(self, view: AttentionView, layer: int, positions: list[int]) -> TracedRun:
-        """Return the streams that enter a layer at some keys, and the earlier writes there; `layer` is in `whole`."""
+        """Return the streams that enter a layer at some keys, and the writes of earlier layers there, as a `TracedRun`.
+
+        `view` is the model, `positions` are the positions of the keys. `layer` must be in `whole`. The dict `captured`
+        of the result is empty.
+        """
         cut = {
             name: value[:, positions]
             for kept_layer in self.whole
@@ -67,18 +71,23 @@ def heads_run(
     also: str | None = None,
     logits: bool = False,
 ) -> HeadsRun:
-    """Run one prompt and return the activations of the heads of `layers` at the query.
+    """Run one prompt and return the activations that determine the output of some heads at the query, as a `HeadsRun`.
+
+    Kept are the value vectors at all keys up to the query, the query's attention, the gate of gated attention, and the
+    streams and writes of the layers in `layers` and `whole`.
 
     Args:
         view: the model.
         tokens: token ids of the prompt.
         query: position of the query.
         layers: layers whose heads are measured.
-        whole: layers whose streams and writes are kept at all keys up to the query.
+        whole: layers whose streams and writes are kept at all keys up to the query; other layers keep them at the
+            query.
         also: name of one more hook point of the stream to keep at the query.
-        logits: run to the end and keep the logits at the query.
+        logits: True runs to the end and keeps the logits at the query.
 
-    Raises UnsupportedArchitecture if a layer does not show its attention or values.
+    Raises:
+        UnsupportedArchitecture: a layer does not show its attention or values.
     """
     keys, here, every = slice(query + 1), slice(query, query + 1), slice(None)
     cuts: dict[str, tuple[Any, ...]] = {}
@@ -110,13 +119,19 @@ def heads_run(
 
 
 def _seen(view: AttentionView, layer: int) -> list[str]:
-    """Return the names of the hook points of a layer that must fire: attention pattern and values."""
+    """Return the full names of the two hook points of a layer that must fire in a run: attention pattern and values.
+
+    `view` is the model.
+    """
     names = view.hook_names(layer)
     return [names["pattern"], names["value"]]
 
 
 def _keep(kept: dict[str, Tensor], name: str, cut: tuple[Any, ...], activation: Tensor, hook: Any) -> None:
-    """Store `activation[cut]` in `kept`, under the name of its hook point."""
+    """Store `activation[cut]` in the dict `kept` under `name`, the name of its hook point.
+
+    `cut` has an index or slice for each of the first axes. `hook` is not used.
+    """
     kept[name] = activation.detach()[cut].clone()
 
 
@@ -153,10 +168,11 @@ class HeadWrite:
 
 @torch.no_grad()
 def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int]) -> HeadWrite:
-    """Return the output of some heads of a layer at the query of a run.
+    """Return the output of some heads of a layer at the query of a run, as a `HeadWrite` (a sum over keys).
 
-    Raises ScoreMismatch if the run's z (the heads' output before W_O) is not attention times values (times the gate),
-    and UnsupportedArchitecture if the layer adds something else to the stream than the output of its heads.
+    `view` is the model. `run` has the attention and the values. Raises ScoreMismatch if the run's z (the heads' output
+    before W_O) is not attention times values (times the gate), and UnsupportedArchitecture if the layer adds something
+    else to the stream than the output of its heads.
     """
     names, raw = view.hook_names(layer), view.raw(layer)
     at_query = {

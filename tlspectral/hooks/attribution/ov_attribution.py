@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.attribution.asked_scores import position_in, require_one
 from tlspectral.hooks.attribution.dictionary import ERROR, Dictionary, require_division
 from tlspectral.hooks.attribution.heads_run import HeadsRun, HeadWrite, head_write, heads_run
@@ -36,7 +37,7 @@ Term = Literal["token", "source", "head"]
 
 BIAS = "bias"
 AT_ONCE = 128 * 2**20
-"""Bytes of the sources' writes at the keys of one group; several copies are in memory at once."""
+"""Most bytes of the sources' writes at the keys that are computed together; memory holds several copies."""
 
 OV_ATTRIBUTION = Schema(
     "ov_attribution",
@@ -58,6 +59,7 @@ OV_ATTRIBUTION = Schema(
 )
 
 
+@checked_settings
 def ov_attribution(
     model: Any,
     prompt: Any,
@@ -71,33 +73,33 @@ def ov_attribution(
     """Split the output of heads at one position into a sum over the tokens that they attend to.
 
     >>> import tlspectral as tls, torch
-    >>> tokens = torch.arange(3, 20).repeat(2)
-    >>> table = tls.ov_attribution(tls.load_model("tiny-rope"), tokens, None, query=-2, direction=(19, 4))
+    >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2)
+    >>> table = tls.ov_attribution(model, tokens, None, query=-2, direction=(19, 4))
     >>> table.loc[0, ["name", "token"]].tolist()
     ['L1H3', '19']
 
-    Use it to see which tokens a head copies from, and how much this adds to an answer. At query i a head writes
-    sum_j A_ij (n(x_j) W_V + b_V) W_O: A is the attention, x_j the stream at key j, n the norm in front. Attention,
-    norms and gates are held as in this run.
+    Use it to see which tokens a head copies from, and how much this adds to an answer. At query i a head writes sum_j
+    A_ij (n(x_j) W_V + b_V) W_O: A is the attention, x_j the stream at key j, n the norm in front. Attention, norms and
+    gates are held as in this run.
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: one prompt in any form that `Task` takes.
-        heads: one or several heads in any form; None: all heads (before the layer of a receiver that is given as
-            `direction`). Several heads need a direction.
+        prompt: one prompt: text, or token ids [pos].
+        heads: "L5H1", (5, 1), "L5" (all heads of a layer), or a list of these. None: all heads (before the layer of a
+            receiver that is given as `direction`). Several heads need a direction.
         query: position at which the heads write, negative from the end.
         direction: the number to compute for each term. Default: None, its length, and its cosine with the whole write.
             Answers (" Mary", " John"): its contribution to logit(first) - logit(second). A receiver "L20H3.q",
             "L20H3.v" or "L18KV2.k": its component along the receiver's input. A vector [d_model]: the inner product.
-        by: "token" (default): a row per head and key. "head": a row per head. "source": a row per head, key and
-            source of the key's stream (embedding, learned positions, each earlier head and MLP, biases).
+        by: "token" (default): a row per head and key. "head": a row per head. "source": a row per head, key and source
+            of the key's stream (embedding, learned positions, each earlier head and MLP, biases).
         dictionary: with by="source", a `tls.Dictionary` for the stream that enters the heads' layer; its active
-            features, `dictionary bias` and `error` are then the sources. Read `attrs["error_share"]` first.
+            features, `dictionary bias` and `error` are then the sources. First read the error's share, "error_share".
 
     Returns:
         DataFrame, largest |contribution| (or norm) first. Columns: `layer, head, name, source?, position?, token?,
-        contribution?, norm?, cosine?`. `attrs` has the direction in words, and the `remainder`: the largest
-        distance of the sum from the model's own write, as a share of its length.
+        contribution?, norm?, cosine?`. `contribution` is in logits for answers. `attrs`: the direction in words, and
+        the `remainder`: the largest distance of the sum from the model's own write, as a share of its length.
 
     Raises:
         BadHead: a head or receiver does not exist.
@@ -105,8 +107,8 @@ def ov_attribution(
         UnsupportedArchitecture, BadWeights: a layer cannot be read or divided in this way.
         ValueError, TypeError: arguments do not go together, or a prompt or position is not usable.
 
-    Not established: that the head matters. This is the direct effect alone, with attention and norms held.
-    More: docs/attribution.md
+    Not established: that the head matters. This is the direct effect alone, with attention and norms held. More:
+    docs/attribution.md
     """
     require_division(by, ("token", "source", "head"), dictionary)
     with measured(model) as view:
@@ -153,9 +155,12 @@ def ov_attribution(
 def _require_together(
     view: AttentionView, chosen: dict[int, list[int]], along: Direction | None, *, every: bool
 ) -> dict[int, list[int]]:
-    """Return the heads to measure, by layer. Raises ValueError if they do not go with the direction.
+    """Return the heads to measure, as a dict from layer to heads, after comparing them with the direction.
 
-    `every`: the user gave no heads, so heads after a receiver are left out instead of refused.
+    `view` is the model. `chosen` is the dict of the user's heads, `along` the direction or None. Without a direction
+    only one head may be measured; with one, heads must be in layers before its receiver. `every`: True if the user gave
+    no heads, so heads after the receiver are left out instead of refused. Raises ValueError for several heads without a
+    direction, for heads after the receiver, and if no head remains.
     """
     if along is None:
         if sum(map(len, chosen.values())) != 1:
@@ -172,7 +177,10 @@ def _require_together(
 
 
 def _require_sources(view: AttentionView, chosen: dict[int, list[int]]) -> None:
-    """Raise UnsupportedArchitecture for layers whose values are not linear in the stream (norm of values or latent)."""
+    """Raise UnsupportedArchitecture for layers whose values are not linear in the stream (norm of values or latent).
+
+    `view` is the model. `chosen` is a dict from layer to heads.
+    """
     for layer in chosen:
         raw = view.raw(layer)
         require_own_projections(raw, layer, "values cannot be divided among sources, because their latent has a norm")
@@ -191,9 +199,12 @@ def _rows(
     by: Term,
     dictionary: Dictionary | None,
 ) -> pd.DataFrame:
-    """Return a frame with the rows of the heads of one layer; the column `token` is not yet filled.
+    """Return a DataFrame with the rows of the heads of one layer; the column `token` is filled later.
 
-    `vector` is the direction, None for norm and cosine.
+    `view` is the model. A row has `layer, head`, with by="position" or "source" also `position`, with "source" also
+    `source`, and `contribution`, or `norm, cosine` without a direction. `run` has the activations, `write` the heads'
+    output at the query, `vector` the direction (or None), `by` the kind of terms ("head", "position" or "source"),
+    `dictionary` the features of by="source" or None.
     """
     measure = _Measure.of_write(view, write, vector)
     if by == "source":
@@ -212,9 +223,11 @@ class _Measure:
 
     Attributes:
         write: the heads and their write at the query.
-        project: values times this are one number (the gate times W_O d, for a direction d), or gated values.
-        directed: whether there is a direction.
-        centred: a LayerNorm reads the stream, so the mean over d_model of a write has no effect and is taken out.
+        project: for a direction d the gate times W_O d, so that values times this are one number; else the gate, so
+            that values times this are gated values.
+        directed: True if the user gave a direction.
+        centred: True if a LayerNorm reads the stream, so the mean over d_model of a write has no effect and is taken
+            out.
     """
 
     write: HeadWrite
@@ -224,14 +237,21 @@ class _Measure:
 
     @classmethod
     def of_write(cls, view: AttentionView, write: HeadWrite, vector: Float64[Tensor, "d_model"] | None) -> "_Measure":
-        """Return the measure of a write along a direction, or of its norm and cosine if `vector` is None."""
+        """Return the measure of a write along the direction `vector`, or of its norm and cosine if `vector` is None.
+
+        `view` is the model, `write` the output of the heads that are measured.
+        """
         centred = view.raw(write.layer).norm.kind == "LN"
         if vector is None:
             return cls(write, torch.diag_embed(write.gate), False, centred)
         return cls(write, (write.gate * (write.w_o @ vector))[..., None], True, centred)
 
     def frame(self, terms: Float64[Tensor, "heads terms read"], labels: dict[str, Any]) -> pd.DataFrame:
-        """Return a frame with a row per head and term; `labels` has columns with an entry for each term."""
+        """Return a DataFrame with a row per head and term: `layer, head`, labels, and `contribution` or `norm, cosine`.
+
+        `terms` are the terms of z in the form that `project` gives: `read` is 1 along a direction, else d_head.
+        `labels` is a dict from further columns to an entry for each term.
+        """
         heads, count = terms.shape[:2]
         columns = {"layer": self.write.layer, "head": np.repeat(self.write.heads, count)}
         columns |= {name: np.tile(np.asarray(entries), heads) for name, entries in labels.items()}
@@ -247,7 +267,12 @@ class _Measure:
 
 @dataclass(frozen=True)
 class _StreamValues:
-    """The values of a layer as a function of the stream x: `norm(x) @ weight + bias`, gain and bias folded in."""
+    """The values of a layer as a function of the stream x: `norm(x) @ weight + bias`, gain and bias folded in.
+
+    Attributes:
+        norm: the norm in front of the attention.
+        weight, bias: W_V and its bias for each key/value head.
+    """
 
     norm: Normalization
     weight: Float64[Tensor, "kv_heads d_model d_head"]
@@ -255,7 +280,10 @@ class _StreamValues:
 
 
 def _values_of_stream(view: AttentionView, layer: int) -> _StreamValues:
-    """Return the values of a layer as a function of the stream, in float64."""
+    """Return the function from the residual stream to the values of a layer (norm, weight, bias), in float64.
+
+    `view` is the model. Nothing is run; the weights are the model's own.
+    """
     raw = view.raw(layer)
     norm, weight = raw.norm.as_(double), double(raw.w_v)
     bias = folded_bias(weight, None if raw.b_v is None else double(raw.b_v), norm)
@@ -270,9 +298,13 @@ def _source_rows(
     measure: _Measure,
     dictionary: Dictionary | None,
 ) -> Iterator[tuple[Float64[Tensor, "heads terms read"], dict[str, Any]]]:
-    """Yield the numbers of the sources of some keys, [heads, terms, read], and the labels `source` and `position`.
+    """Yield pairs (numbers, labels) of the terms by source, for groups of keys.
 
-    The last item is the bias of the values, if there is one.
+    `view` is the model. The numbers are [heads, terms, read], where `read` is 1 along a direction and d_head otherwise.
+    The labels are a dict with `source` and `position` of each term. The last item is the bias of the values, if there
+    is one. `run` has the activations, `write` the heads' attention and values, `value` the function from streams to
+    values, `measure` turns values into numbers. With a `dictionary` the sources are its features. Raises ScoreMismatch
+    if the values of the run are not `value` of its streams.
     """
     # The direction is carried back to the stream first. Each term is then one number instead of a z for each head.
     weight, bias = value.weight[write.kv_heads] @ measure.project, value.bias[write.kv_heads][:, None] @ measure.project
@@ -302,7 +334,11 @@ def _source_rows(
 def _features(
     dictionary: Dictionary, streams: Float64[Tensor, "keys d_model"], keys: list[int]
 ) -> Iterator[tuple[list[str], Int[Tensor, "terms"], Float64[Tensor, "terms d_model"]]]:
-    """Yield for each key the names of its dictionary terms, the key's position for each term, and their writes."""
+    """Yield for each key the names of its dictionary terms, the key's position for each term, and their writes.
+
+    `streams` are the residual streams at the keys, `keys` their positions. The terms are the active features, the
+    dictionary's bias and the error.
+    """
     for key, stream, activations in zip(keys, streams, dictionary.activations(streams), strict=True):
         terms = dictionary.terms(stream, activations)
         yield terms.names, torch.full((len(terms.names),), key), terms.written
@@ -311,7 +347,10 @@ def _features(
 def _require_own_values(
     write: HeadWrite, value: _StreamValues, streams: Float64[Tensor, "keys d_model"], keys: list[int]
 ) -> None:
-    """Raise ScoreMismatch if the values of the run are not `value` applied to the streams at these keys."""
+    """Raise ScoreMismatch if the values of the run differ from `value`, applied to the streams at these keys.
+
+    `write` has the values of the run, `value` the function from streams to values, `keys` the positions of the streams.
+    """
     heads = write.kv_heads
     own = write.values[:, keys]
     off = value.norm.normalized(streams) @ value.weight[heads] + value.bias[heads][:, None] - own
@@ -328,15 +367,16 @@ def _require_own_values(
 
 
 def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows sorted by |contribution|, or by norm without a direction, largest first."""
+    """Return a sorted copy of the table `frame`: by |contribution|, or by norm without a direction, largest first."""
     size = frame["contribution" if "contribution" in frame else "norm"].abs()
     return frame.iloc[np.argsort(-size.to_numpy(), kind="stable")].reset_index(drop=True)
 
 
 def _error_share(frame: pd.DataFrame) -> float:
-    """Return the sum of the rows `error` divided by the sum of all rows.
+    """Return the sum of the rows of the error, divided by the sum of all rows of `frame`, the table by features.
 
-    Summed are contributions, or without a direction the components along the head's whole write.
+    The error is the part of the stream that a dictionary does not explain. Summed are contributions, or without a
+    direction the components along the head's whole write.
     """
     along = frame["contribution"] if "contribution" in frame else (frame["norm"] * frame["cosine"]).fillna(0.0)
     return float(along[frame["source"] == ERROR].sum() / along.sum())

@@ -31,28 +31,43 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Answers:
-    """The direction that raises the logit of token `first` over the logit of token `second`."""
+    """The direction that raises the logit of token id `first` over the logit of token id `second`.
+
+    `ov_attribution` measures what heads write along it.
+    """
 
     first: int
     second: int
 
     def layer(self, view: AttentionView) -> int:
-        """Return the number of layers: the logits read after the last layer, so heads of all layers are measured."""
+        """Return the layer before which measured heads stand: the number of layers, because logits come last.
+
+        `view` is the model.
+        """
         return view.n_layers
 
     def point(self, view: AttentionView) -> str:
-        """Return the name of the hook point of the stream behind the last layer, which the logits read."""
+        """Return the name of the hook point of the stream behind the last layer, which the logits read.
+
+        `view` is the model.
+        """
         return view.hook_names(view.n_layers - 1)["residual_after"]
 
     def in_words(self, view: AttentionView) -> str:
-        """Return the direction in words, such as "' Mary' - ' John'"."""
+        """Return the direction in words, such as "' Mary' - ' John'".
+
+        `view` is the model, whose tokenizer gives the texts.
+        """
         return f"{token_text(view, self.first)!r} - {token_text(view, self.second)!r}"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the direction, and the attrs `logit_difference`, `outside_stream` and `final_softcap`.
+        """Return the direction, and a dict of attrs: `logit_difference`, `outside_stream` and `final_softcap`.
 
-        The final norm keeps its scale in the run. Raises UnsupportedArchitecture if the run's logits do not follow from
-        final norm, unembedding and softcap.
+        `run` has the stream behind the last layer and the logits at the query. The inner product of a write with the
+        direction is its contribution to logit(first) - logit(second). The final norm keeps its scale in the run.
+        `logit_difference` is the model's own, `outside_stream` its part from biases, `final_softcap` the softcap of the
+        logits or None. Raises UnsupportedArchitecture if the run's logits do not follow from final norm, unembedding
+        and softcap.
         """
         assert run.logits is not None
         both = [self.first, self.second]
@@ -90,22 +105,32 @@ class Read:
     receiver: Receiver
 
     def layer(self, view: AttentionView) -> int:
-        """Return the layer of the receiver; only heads of earlier layers can be measured."""
+        """Return the layer of the receiver; only heads of earlier layers can be measured.
+
+        `view` is the model.
+        """
         return self.receiver.layer
 
     def point(self, view: AttentionView) -> str:
-        """Return the name of the hook point of the stream that enters the receiver's layer."""
+        """Return the name of the hook point of the stream that enters the receiver's layer.
+
+        `view` is the model.
+        """
         return view.hook_names(self.receiver.layer)["residual"]
 
     def in_words(self, view: AttentionView) -> str:
-        """Return the name of the receiver, such as "L18KV2.k"."""
+        """Return the name of the receiver, such as "L18KV2.k".
+
+        `view` is the model.
+        """
         return self.receiver.name
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the direction, and the attr `read_norm`, the length of the whole vector that the receiver reads.
+        """Return the direction, and a dict with `read_norm`, the length of the whole vector that the receiver reads.
 
-        With r = norm(x) W, the vector that the receiver reads of the stream x, the direction gives the component of a
-        write along r / |r|.
+        `view` is the model. `run` has the stream that enters the receiver's layer at the query. With r = norm(x) W, the
+        vector that the receiver reads of the stream x, the inner product of a write with the direction is the write's
+        component along r / |r|.
         """
         read = layer_reads(view.raw(self.receiver.layer), self.receiver.input, _double)[0]
         stream = run.stream(self.point(view))
@@ -116,23 +141,32 @@ class Read:
 
 @dataclass(frozen=True)
 class Vector:
-    """A direction given as a vector; a write gets its inner product with this vector, without any norm."""
+    """A direction given as a vector, `values`; a write gets its inner product with this vector, without any norm."""
 
     values: Float64[Tensor, "d_model"]
 
     def layer(self, view: AttentionView) -> int:
-        """Return the number of layers: no layer reads a vector, so heads of all layers are measured."""
+        """Return the layer before which measured heads stand: the number of layers, because no layer reads a vector.
+
+        `view` is the model.
+        """
         return view.n_layers
 
     def point(self, view: AttentionView) -> None:
-        """Return None: a vector needs no stream of the run."""
+        """Return None: a vector needs no stream of the run.
+
+        `view` is the model.
+        """
 
     def in_words(self, view: AttentionView) -> str:
-        """Return "vector", for attrs."""
+        """Return "vector", for attrs.
+
+        `view` is the model.
+        """
         return "vector"
 
     def vector(self, view: AttentionView, run: HeadsRun) -> tuple[Float64[Tensor, "d_model"], dict[str, Any]]:
-        """Return the vector and no attrs."""
+        """Return the vector itself, and an empty dict of attrs. The model `view` and its run `run` are not used."""
         return self.values, {}
 
 
@@ -140,9 +174,10 @@ Direction = Answers | Read | Vector
 
 
 def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Direction:
-    """Return the direction that a user gave to `ov_attribution`: answers, a receiver's name, or a vector.
+    """Return the direction that a user gave to `ov_attribution`: `Answers`, `Read` (a receiver) or `Vector`.
 
-    Raises BadHead, ValueError, TypeError or UnsupportedArchitecture if it is not a usable direction.
+    `given` is a pair of answers, a receiver's name, or a vector [d_model]. `prompts` are the tokenized prompts, `view`
+    the model. Raises BadHead, ValueError, TypeError or UnsupportedArchitecture if it is not a usable direction.
     """
     if isinstance(given, str | Receiver):
         (end,) = reached(view, given)
@@ -174,12 +209,12 @@ def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Dire
 
 
 def _double(values: Tensor) -> Tensor:
-    """Return a tensor without gradients in float64 on the CPU."""
+    """Return a copy of a tensor without gradients, in float64 on the CPU."""
     return in_float64(values.detach()).cpu()
 
 
 def _is_answer(given: Any) -> bool:
-    """Return whether a value is text or a token id."""
+    """Return True if the value `given` can be an answer: text or a token id."""
     return isinstance(given, str) or whole_number(given) is not None
 
 
@@ -192,6 +227,6 @@ def _factor(view: AttentionView) -> float:
 
 
 def _softcap(view: AttentionView) -> float | None:
-    """Return the softcap of the logits, None without one."""
+    """Return the softcap of the model's logits; None without one."""
     cap = getattr(view.model.cfg, "output_logits_soft_cap", None)
     return float(cap) if cap is not None and cap > 0 else None

@@ -25,7 +25,7 @@ class QueryRow:
 
     Attributes:
         form: the head's score as a function of the two streams.
-        layer: the layer.
+        layer: index of the layer.
         key: position of the key.
         scores: scores of the query for all keys, after the softcap, as the softmax gets them.
         unmasked: True for keys that the query sees.
@@ -49,13 +49,16 @@ class QueryRow:
 
     @property
     def tolerance(self) -> float:
-        """Return the largest allowed difference between the sum of the terms and the score, in logits."""
+        """Largest allowed difference between the sum of the terms and the score, in logits.
+
+        It grows with |score|, or for 16-bit weights with the layer's largest |score|.
+        """
         absolute, relative = noise_of("term sum", self.stored)
         return absolute + relative * self._size
 
     @property
     def _size(self) -> float:
-        """Return the size that the tolerance is relative to: |score|, or the largest |score| for 16-bit weights."""
+        """Size that the tolerance is relative to: |score|, or the largest |score| for 16-bit weights."""
         return abs(self.score) if self.stored.itemsize >= 4 else self.largest
 
     def require_sum(self, total: float) -> None:
@@ -73,11 +76,14 @@ class QueryRow:
             )
 
     def _capped(self, score: Tensor) -> Tensor:
-        """Return scores after the layer's softcap, if it has one."""
+        """Return the score after the layer's softcap, cap * tanh(score / cap); unchanged without a softcap."""
         return softcapped(score, self.form.layer.softcap)
 
     def attention_without(self, change: Float64[Tensor, "rows"]) -> Float64[Tensor, "rows"]:
-        """Return the attention to the key if its score before the softcap lost each amount in `change`."""
+        """Return the attention to the key if its score before the softcap lost each amount in `change`, in logits.
+
+        The scores of all other keys stay as they are.
+        """
         other_keys = self.scores.masked_fill(~self.unmasked, -torch.inf)
         log_sum = other_keys[torch.arange(len(other_keys)) != self.key].logsumexp(0)
         return torch.sigmoid(self._capped(self.score - change) - log_sum)
@@ -86,11 +92,12 @@ class QueryRow:
 def query_row(
     view: AttentionView, run: TracedRun, form: HeadForm, tables: Tables | None, query: int, key: int
 ) -> QueryRow:
-    """Return the scores of one query of a head in a run, and the score of one key among them.
+    """Return the scores of one query of a head in a run, and the score of one key among them, as a `QueryRow`.
 
-    They are the scores that the model shows, or are computed from its queries and keys. `form` is the head's score
-    function and `tables` are cos and sin of the run. Raises ValueError for a masked key, and ScoreMismatch if the
-    softmax of the scores is not the model's attention.
+    `run` has the layer's queries, keys, scores and pattern; `query` and `key` are positions. The scores are the ones
+    that the model shows, or are computed from its queries and keys. `form` is the head's score as a function of streams
+    and `tables` are cos and sin of the run. Raises ValueError for a masked key, and ScoreMismatch if the softmax of the
+    scores is not the model's attention.
     """
     layer, names, raw = run.layer, view.hook_names(run.layer), view.raw(run.layer)
     q, k = (in_float64(run.captured[names[point]]).cpu() for point in ("query", "key"))

@@ -11,6 +11,8 @@ import scipy.stats
 import torch
 from jaxtyping import Float64, Int
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.attribution.asked_scores import AskedScores, asked_scores
 from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
@@ -52,6 +54,7 @@ QK_ATTRIBUTION = Schema(
 )
 
 
+@checked_settings
 def qk_attribution(
     model: Any,
     prompt: Any,
@@ -67,32 +70,31 @@ def qk_attribution(
     """Split one attention score of a head into a sum over pairs of terms of its two tokens' residual streams.
 
     >>> import tlspectral as tls, torch
-    >>> tokens = torch.arange(3, 20).repeat(2)
-    >>> table = tls.qk_attribution(tls.load_model("tiny-rope"), tokens, "L1H0", query=-1, key=17, top=8, remove=4)
+    >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2)
+    >>> table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=17, top=8, remove=4)
     >>> table.loc[0, ["query_term", "key_term"]].tolist()
     ['embedding', 'L0H3']
 
     Use it to see why a head attends from one token to another. A row has a term of the query's stream and one of the
-    key's stream. With the scale of each norm held as in this run, the rows add up to the score before softcap and mask.
+    key's stream. With every norm's scale held as in this run, the rows add up to the score before softcap and mask.
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: one prompt in any form that `Task` takes. For the mean of several scores: a list of
-            `(prompt, query, key)`, or a `Task` with `attention=` or named positions.
-        head: "L5H1", (5, 1) or another form of one head.
-        query, key: positions of the two tokens, negative from the end; for a task also names of its positions.
-            Default: None, for a list and for a task's `attention`.
+        prompt: text or token ids [pos]. For the mean of several scores: a list of `(prompt, query, key)`, or a `Task`
+            with `attention=` or named positions.
+        head: "L5H1", (5, 1) or a table row: one head.
+        query, key: positions of the two tokens, negative from the end; None for a list and for `Task.attention`.
         by: the terms. "source" (default): the embedding, learned positions, each earlier head and MLP, attention
             biases. "mode": components along the singular vectors of the query-key matrix M. "frequency": rotary pairs.
         dictionary: a `tls.Dictionary` for the stream that enters the head's layer. The terms are then its active
-            features, its bias and the error. Read `attrs["error_share"]` first. Only with by="source".
+            features, its bias and the error. First read the error's share, `attrs["error_share"]`.
         top: number of pairs with the largest |total| to keep; all other pairs become one row, `rest`. Default: all.
-        remove: number of pairs with the largest |total| to take out, at most `top`. The column `measured` is the score
-            lost without the pair, with every norm computed again. Default: None. Not with by="frequency".
+        remove: number of pairs with the largest |total| to take out, at most `top`: `measured` is the score lost
+            without the pair, with every norm computed again. Default: None. Not with by="frequency".
 
     Returns:
-        DataFrame, largest |total| first. Columns: `query_term, key_term, query_source?, key_source?, symmetric,
-        antisymmetric, phase, outside_m, total, total_se?, measured?, measured_se?, attention_predicted?,
+        DataFrame, largest |total| first, in logits. Columns: `query_term, key_term, query_source?, key_source?,
+        symmetric, antisymmetric, phase, outside_m, total, total_se?, measured?, measured_se?, attention_predicted?,
         attention_measured?`. M_S, M_A, Im(M_t) and the biases (`outside_m`) of a row add up to `total`. `attrs` has the
         model's `score`, the `remainder` (score minus the sum of all rows), `attention`, positions and tokens.
 
@@ -130,13 +132,13 @@ def qk_attribution(
 
 @dataclass(frozen=True)
 class _MeanScore:
-    """Distinct scores and their division into pairs of terms, for means over the scores; largest |mean total| first.
+    """Distinct attention scores and their division into pairs of terms, for means over the scores; largest first.
 
     Attributes:
         divided: each distinct score as a sum over pairs of terms.
         counts: how often the user asked for each distinct score.
-        pairs: term of the query and term of the key, for each row.
-        parts: the four `PARTS` of each row and score.
+        pairs: term of the query and term of the key, for each row; rows are sorted by |mean total|.
+        parts: M_S, M_A, Im(M_t), and terms with biases, of each row and score, in logits.
     """
 
     divided: list[DividedScore]
@@ -146,7 +148,11 @@ class _MeanScore:
 
     @classmethod
     def of_scores(cls, divided: list[DividedScore], counts: np.ndarray) -> "_MeanScore":
-        """Return the rows of several divided scores, one row for each pair of terms that occurs in any of them."""
+        """Return divided scores as a `_MeanScore` with common rows: the pairs of terms that occur in any of them.
+
+        `divided` are the distinct scores, `counts` how often the user asked for each. Where a score lacks a pair, its
+        parts are 0.
+        """
         rows: dict[tuple[str, str], int] = {}
         places = []
         for score in divided:
@@ -162,23 +168,29 @@ class _MeanScore:
 
     @property
     def weights(self) -> Float64[np.ndarray, "scores"]:
-        """Return the weight of each distinct score in the mean; the weights sum to 1."""
+        """Weight of each distinct score in the mean; the weights sum to 1."""
         return self.counts / self.counts.sum()
 
     def mean(self, values: Float64[np.ndarray, "*rows scores"]) -> Float64[np.ndarray, "*rows"]:
-        """Return the mean over all scores that the user asked for, from values of the distinct scores."""
+        """Return the mean over all scores that the user asked for, from `values` of the distinct scores (last axis)."""
         return np.asarray(values @ self.weights)
 
     def se(self, values: Float64[np.ndarray, "*rows scores"]) -> Float64[np.ndarray, "*rows"]:
-        """Return the standard error of `mean`; equal scores count as one observation. NaN for one distinct score."""
+        """Return the standard error of `mean` of the same `values`; equal scores count as one observation.
+
+        `values` are numbers of the distinct scores (last axis). NaN for one distinct score.
+        """
         deviations = (values - self.mean(values)[..., None]) * self.weights * len(self.counts)
         n = len(self.counts)
         return np.asarray(scipy.stats.sem(deviations, axis=-1)) if n > 1 else np.full(values.shape[:-1], np.nan)
 
     def frame(self, top: int | None, *, by_source: bool, several: bool) -> pd.DataFrame:
-        """Return a frame with a row for each pair of terms, or for the first `top` and a row `rest` with the sum left.
+        """Return a DataFrame with a row for each pair of terms, largest |mean total| first.
 
-        `by_source` adds the columns query_source and key_source, `several` the column total_se.
+        Columns: `query_term, key_term`, the four parts `symmetric, antisymmetric, phase, outside_m` and their sum
+        `total`, as means in logits. With `top`, only so many rows and a row `rest` with the sum of all others.
+        `by_source`: True adds the columns `query_source` and `key_source`. `several`: True (several scores) adds the
+        column `total_se`.
         """
         shown = len(self.pairs) if top is None else min(top, len(self.pairs))
         pairs, parts = self.pairs[:shown], self.parts[:, :shown]
@@ -194,7 +206,12 @@ class _MeanScore:
 
 
 def _attrs(view: AttentionView, asked: AskedScores, mean: _MeanScore) -> dict[str, Any]:
-    """Return the attrs of the scores: positions, tokens, the model's score, its remainder, attention and tolerance."""
+    """Return a dict of attrs of the table of `qk_attribution`, as means over the scores where there are several.
+
+    Keys: `query, key, query_token, key_token, score` (the model's own), `remainder` (score minus the sum of all rows,
+    the largest), `tolerance, attention, softcap, norm_behind_held`; for several scores also `n_prompts, n_distinct,
+    score_se`. `asked` has the scores that the user asked for, `mean` their division, `view` is the model.
+    """
     rows, layer = [divided.row for divided in mean.divided], mean.divided[0].run.layer
     score = np.array([row.score for row in rows])
     remainders = [divided.remainder for divided in mean.divided]
@@ -217,9 +234,13 @@ def _attrs(view: AttentionView, asked: AskedScores, mean: _MeanScore) -> dict[st
 
 
 def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: bool) -> dict[str, Any]:
-    """Remove the first `count` pairs: add the columns `measured` and attention_... to the frame, and return the attrs.
+    """Remove the first `count` pairs of terms: add columns to `frame` in place, and return a dict of attrs.
 
-    The attrs have the key terms of these pairs, and the score and attention lost when all of them are removed at once.
+    The columns are `measured` (the score lost without the pair), `attention_predicted` and `attention_measured`; with
+    `several` scores (True) also `measured_se`. Later rows get NaN. The attrs are `removed_key_sources` (the key terms
+    of these pairs), and `joint_score_predicted, joint_score_measured, joint_attention_predicted,
+    joint_attention_measured`: score and attention lost when these key terms are removed together. `mean` has the
+    divided scores.
     """
     pairs = mean.pairs[:count]
     total = mean.parts[:, : len(pairs)].sum(0)
@@ -243,18 +264,21 @@ def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: 
 def _attention_without(
     divided: list[DividedScore], change: Float64[np.ndarray, "rows scores"]
 ) -> Float64[np.ndarray, "rows scores"]:
-    """Return the attention to the key if the score lost each amount in `change`, for each row and score."""
+    """Return the attention to the key if the score lost each amount in `change` (logits), for each row and score.
+
+    `divided` are the scores, in the order of the last axis of `change`.
+    """
     losses = zip(divided, change.T, strict=True)
     return np.stack([score.row.attention_without(torch.tensor(lost)).numpy() for score, lost in losses], axis=-1)
 
 
 def _order_of_terms(mean: _MeanScore) -> list[str]:
-    """Return the names of all terms of the key's streams, without duplicates, in the order of the streams."""
+    """Return the names of all terms of the key's streams in `mean`, without duplicates, in the order of the streams."""
     return list(dict.fromkeys(name for divided in mean.divided for name in divided.names[1]))
 
 
 def _require_by(by: str, dictionary: Any, remove: int | None) -> None:
-    """Raise ValueError or TypeError if by=, dictionary= and remove= do not go together."""
+    """Raise ValueError or TypeError if by=, dictionary= and remove= of `qk_attribution` do not go together."""
     require_division(by, ("source", "mode", "frequency"), dictionary)
     if by == "frequency" and remove is not None:
         raise ValueError(
@@ -264,18 +288,25 @@ def _require_by(by: str, dictionary: Any, remove: int | None) -> None:
 
 
 def _counts(top: int | None, remove: int | None) -> tuple[int | None, int | None]:
-    """Return top and remove as whole numbers or None. Raises ValueError below 1, or if remove exceeds top."""
+    """Return the arguments `top` and `remove` as whole numbers or None.
+
+    Raises ValueError for a number below 1, or if `remove` exceeds `top`.
+    """
     counts = [None if count is None else whole_number(count) for count in (top, remove)]
     for name, given, count in zip(("top", "remove"), (top, remove), counts, strict=True):
         if given is not None and (count is None or count < 1):
-            raise ValueError(f"{name}= must be a number of pairs of terms, 1 or more; found {given!r}")
+            raise ValueError(f"{name}= must be a number of pairs of terms, 1 or more; found {shown(given)}")
     if top is not None and remove is not None and remove > top:
         raise ValueError(f"remove={remove} is larger than top={top}: give remove= at most top=")
     return counts[0], counts[1]
 
 
 def _texts(view: AttentionView, asked: AskedScores) -> dict[str, Any]:
-    """Return the attrs `query`, `key`, `query_token`, `key_token`: single values for one score, lists for several."""
+    """Return a dict of attrs `query`, `key` (positions from 0) and `query_token`, `key_token` (texts or ids).
+
+    `asked` are the scores, `view` the model with the tokenizer; without one, tokens are ids. Values are single for one
+    score, lists for several.
+    """
     tokenizer, attrs = getattr(view.model, "tokenizer", None), {}
     for name in ("query", "key"):
         positions = [getattr(score, name) for score in asked.scores]

@@ -23,10 +23,11 @@ from tlspectral.selection import Head, head_name
 
 
 def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = None) -> pd.DataFrame:
-    """Return the scores of a head between all tokens of a prompt, before softcap, mask and softmax.
+    """Return the attention scores of a head between all tokens of a prompt, before softcap, mask and softmax.
 
     >>> import tlspectral as tls, torch
-    >>> frame = tls.scores(tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2), "L1H0")
+    >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2)
+    >>> frame = tls.scores(model, tokens, "L1H0")
     >>> frame.shape, frame.loc[33].idxmax(axis=1).tolist()
     ((34, 34), [(17, '3')])
 
@@ -36,14 +37,15 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: one prompt in any form that `Task` takes.
-        head: "L5H1", (5, 1) or another form of one head.
+        prompt: one prompt: text, or token ids [pos].
+        head: "L5H1", (5, 1) or a table row: one head.
         part: a name such as "symmetric" (M_S), or `tls.parts.Symmetric`, `Antisymmetric`, `RopePhase` or `Band`.
             Default: None, the whole scores. M_S, M_A and Im(M_t) add up to the scores without biases and ALiBi.
 
     Returns:
-        DataFrame of scores in logits: rows are queries, columns are keys, both with position and token. It includes
-        keys that the mask hides. `attrs`: `head`, `part`, `softcap`, and the model's origin.
+        DataFrame of scores in logits: rows are queries, columns are keys. Both axes have two levels, position and
+        token: `frame.loc[33]` is the query at position 33. It includes keys that the mask hides. `attrs`: `head`,
+        `part`, `softcap`, and the model's origin.
 
     Raises:
         BadHead: the head does not exist.

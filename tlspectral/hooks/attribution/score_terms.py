@@ -32,7 +32,7 @@ PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
 
 @dataclass(frozen=True)
 class StreamSide:
-    """The query or the key of a head as a function of the stream.
+    """The query or the key of a head as a function of the residual stream.
 
     Attributes:
         reads: the projection of the stream, norm folded in, for the heads of a group (all heads if the query/key norm
@@ -46,7 +46,10 @@ class StreamSide:
     head: int
 
     def row(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
-        """Return the head's query or key for whole streams x, every norm computed on x; `bias`: with the bias."""
+        """Return the head's query or key for whole streams x, before rotation, with every norm computed on x.
+
+        `bias`: False leaves the bias of the projection out.
+        """
         of_group = (self.reads if bias else replace(self.reads, bias=None)).from_stream(x)
         normed = of_group if self.query_key_norm is None else self.query_key_norm.applied(of_group)
         return normed[..., self.head, :]
@@ -61,18 +64,25 @@ class StreamSide:
     ) -> Float64[Tensor, "terms d_head"]:
         """Return the query or key that the head makes of each term of a stream x, norms held at their scale for x.
 
-        `written` are the terms, `scale` the scale of the query/key norm. Biases are left out.
+        `written` are the terms, `scale` the scale of the query/key norm for x (from `scale`; None without such a norm).
+        Biases are left out.
         """
         read = (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
         return self._normed(read, scale)
 
     def own_bias(self, scale: Tensor | None) -> Float64[Tensor, "one d_head"]:
-        """Return the head's bias of queries or keys after the query/key norm, held at `scale`."""
+        """Return the head's bias of queries or keys after the query/key norm, held at `scale`.
+
+        `scale` is None without such a norm.
+        """
         assert self.reads.bias is not None
         return self._normed(self.reads.bias[self.head][None], scale)
 
     def _normed(self, rows: Float64[Tensor, "rows d_head"], scale: Tensor | None) -> Float64[Tensor, "rows d_head"]:
-        """Return queries or keys after the query/key norm, held at `scale`; unchanged without such a norm."""
+        """Return queries or keys after the query/key norm, held at `scale`; unchanged without such a norm.
+
+        `rows` are queries or keys of the head before the norm. `scale` is None without such a norm.
+        """
         if self.query_key_norm is None or scale is None:
             return rows
         norm = self.query_key_norm
@@ -87,8 +97,8 @@ class HeadForm:
 
     Attributes:
         layer: settings of the layer, without query/key norms (these are in `query` and `key`).
-        head: the head.
-        query, key: the query and the key as functions of the stream.
+        head: index of the head in the layer.
+        query, key: the query and the key as functions of the residual stream.
         tables: cos and sin at the query (row 0) and at the key (row 1), as the model applied them; None without rotary
             positions.
     """
@@ -101,7 +111,7 @@ class HeadForm:
 
     @property
     def slope(self) -> float | None:
-        """Return the head's ALiBi slope, None without ALiBi."""
+        """The head's ALiBi slope; None without ALiBi."""
         return None if self.layer.alibi is None else self.layer.alibi.slopes[self.head]
 
     def scores(
@@ -112,15 +122,14 @@ class HeadForm:
         *,
         exchanged: bool = False,
     ) -> HeadScores:
-        """Return the scores of each query with each key; all queries have the query's position, all keys the key's.
+        """Return the scores of each query with each key, as `HeadScores` with one head.
+
+        Scores are scaled, before softcap and mask. All queries stand at the query's position, all keys at the key's.
 
         Args:
             queries, keys: queries and keys before rotation.
             biases: the part of queries and of keys that is a bias. Default: None, no bias.
-            exchanged: place queries at the key's position and keys at the query's position.
-
-        Returns:
-            `HeadScores` with one head on the axis behind the batch.
+            exchanged: True places queries at the key's position and keys at the query's position.
         """
         places = [torch.tensor([row]) for row in ((1, 0) if exchanged else (0, 1))]
         at_query, at_key = (rows[..., None, :] for rows in (queries, keys))
@@ -130,17 +139,18 @@ class HeadForm:
     def score(
         self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
     ) -> Float64[Tensor, "rows"]:
-        """Return the score of each query with the key in the same row, without ALiBi.
+        """Return the scaled score of each query with the key in the same row, without ALiBi.
 
-        Both are queries and keys as `StreamSide.row` returns them.
+        `queries` and `keys` are vectors before rotation, with bias, as `StreamSide.row` returns them.
         """
         return self.scores(queries[:, None], keys[:, None]).whole()[:, 0, 0, 0]
 
 
 def head_form(view: AttentionView, index: int, head: int, query: int, key: int, tables: Tables | None) -> HeadForm:
-    """Return the score function of a head of layer `index` for the positions `query` and `key`.
+    """Return the function that gives a head's score from two residual streams, for the positions `query` and `key`.
 
-    `tables` are cos and sin at all positions, as the run applied them; None without rotary positions.
+    The result is a `HeadForm` with weights in float64. `view` is the model, `index` the layer. `tables` are cos and sin
+    at all positions, as the run applied them; None without rotary positions.
     """
     raw = view.raw(index)
     group, first = readable_group(raw, head)
@@ -155,9 +165,10 @@ def head_form(view: AttentionView, index: int, head: int, query: int, key: int, 
 
 
 def readable_group(raw: RawAttention, head: int) -> tuple[RawAttention, int]:
-    """Return the weights of the key/value group of a head, and the number of the group's first head.
+    """Return the weights of the key/value group of a head, and the index of the group's first head in the layer.
 
-    If a query/key norm takes its mean over all heads, return the whole layer and 0.
+    `raw` are the weights of the layer. A group are the heads that share keys and values. If a query/key norm takes its
+    mean over all heads, return the whole layer and 0.
     """
     if any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm)):
         return raw, 0
@@ -171,16 +182,18 @@ def pair_parts(
     residual: Float64[Tensor, "two d_model"],
     columns: Float64[Tensor, "groups d_head"] | None = None,
 ) -> tuple[Float64[Tensor, "*groups parts queries keys"], tuple[bool, bool]]:
-    """Return the four `PARTS` of the score for every pair of terms, and whether the query and the key have a bias.
+    """Return four parts of the score for every pair of terms, and whether the query and the key have a bias.
 
     Args:
-        form: the head's score function.
+        form: the head's score as a function of the two streams.
         at_query, at_key: terms of the two streams.
         residual: the streams of query and key, at which the norms are held.
         columns: masks over the columns of the head; with them the result has one table for each mask.
 
     Returns:
-        The parts as [parts, query terms + 1, key terms + 1]; the last term of each side is the bias. And two booleans.
+        The parts as [parts, query terms + 1, key terms + 1], in logits; the last term of query and key is the bias. The
+        parts are M_S, M_A, Im(M_t), and `outside_m` (terms with biases, and ALiBi). Behind it two booleans: the query
+        has a bias, the key has a bias.
     """
     query, key = form.query, form.key
     of_query, of_key = query.scale(residual[0]), key.scale(residual[1])
@@ -212,10 +225,11 @@ def removed_pairs(
     residual: Float64[Tensor, "two d_model"],
     pairs: Int[Tensor, "pairs two"],
 ) -> Float64[Tensor, "pairs"]:
-    """Return S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b) for each pair of terms (a, b), norms computed again.
+    """Return the score that is lost without each pair of terms (a, b), in logits, with norms computed again.
 
-    S is the score, x and y are the streams of query and key (`residual`). `pairs` are indices into the terms at_query
-    and at_key; the index behind the last term means the bias of the projection.
+    It is S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b): S is the score (`form`), x and y are the streams of
+    query and key (`residual`). `pairs` are indices into the terms at_query and at_key; the index behind the last term
+    means the bias of the projection.
     """
     queries = _without(form.query, residual[0], at_query, pairs[:, 0])
     keys = _without(form.key, residual[1], at_key, pairs[:, 1])
@@ -230,9 +244,11 @@ def removed_key_terms(
     residual: Float64[Tensor, "two d_model"],
     terms: set[int],
 ) -> Float64[Tensor, ""]:
-    """Return S(x, y) - S(x, y - sum of the terms): the score that is lost without these terms in the key's stream y.
+    """Return the score that is lost without some terms in the key's stream y, together: S(x, y) - S(x, y - their sum).
 
-    `terms` are indices into at_key; the index behind the last term means the bias of keys.
+    S is the score (`form`), x and y are the streams of query and key (`residual`); every norm is computed again. The
+    result is one number in logits. `terms` are indices into at_key; the index behind the last term means the bias of
+    keys.
     """
     gone = [term for term in terms if term < len(at_key)]
     key = form.key.row(residual[1] - at_key[gone].sum(0), bias=len(at_key) not in terms)
@@ -243,7 +259,11 @@ def removed_key_terms(
 def _without(
     side: StreamSide, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "terms d_model"], terms: Tensor
 ) -> Float64[Tensor, "pairs d_head"]:
-    """Return the head's query or key without one term of the stream x, for each index in `terms`."""
+    """Return the head's query or key for the stream x without one term, for each index in `terms`.
+
+    `side` is the query or the key as a function of the stream, `written` are the terms of x; the index behind the last
+    term means the bias. Every norm is computed again.
+    """
     removed = torch.cat([written, torch.zeros_like(written[:1])])[terms]
     is_bias = (terms == len(written))[:, None]
     return torch.where(is_bias, side.row(x, bias=False), side.row(x - removed))

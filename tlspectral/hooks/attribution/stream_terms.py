@@ -24,7 +24,12 @@ _UNDIVIDED = "a score cannot be divided among sources"
 
 @dataclass(frozen=True)
 class StreamTerms:
-    """The residual stream at one token as a sum of named terms: `written` has one row for each of `names`."""
+    """The residual stream at one token as a sum of named terms.
+
+    Attributes:
+        names: name of each term, such as "embedding" or "L0H3".
+        written: the vector of each term.
+    """
 
     names: list[str]
     written: Float64[Tensor, "terms d_model"]
@@ -39,8 +44,9 @@ class TracedRun:
         layer: the layer.
         positions: positions of the chosen tokens.
         residual: the stream that enters the layer at these tokens, in float64 on the CPU.
-        captured: activations of the layer at all tokens, by hook name.
-        kept: activations of earlier layers at the chosen tokens, by hook name, for `source_terms`.
+        captured: queries, keys, rotary cos and sin, scores and pattern of the layer at all tokens, by hook name.
+        kept: activations of the stream, z, attention outputs and MLP outputs of earlier layers at the chosen tokens, by
+            hook name, for `source_terms`.
     """
 
     tokens: Int[Tensor, "one pos"]
@@ -60,9 +66,12 @@ def traced_run(
     *,
     sources: bool,
 ) -> TracedRun:
-    """Run one prompt up to the attention of a layer and return its activations at some positions.
+    """Run one prompt up to the attention of a layer; return the stream that enters the layer and its attention.
 
-    With `sources`, also keep the writes of earlier layers, for `source_terms`.
+    The `TracedRun` has the stream at `positions` (`residual`, [tokens, d_model]), and queries, keys, rotary cos and
+    sin, scores and pattern of the layer at all tokens (`captured`, by hook name). `view` is the model. `sources`: True
+    also keeps, at `positions`, the stream that enters layer 0 and the streams, z (heads' outputs before W_O), attention
+    outputs and MLP outputs of all earlier layers (`kept`), for `source_terms`.
     """
     kept, names = {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []
@@ -79,16 +88,20 @@ def traced_run(
 
 
 def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Tensor, hook: Any) -> None:
-    """Store an activation at some positions in `kept`, under the name of its hook point."""
+    """Store the activation at the tokens `positions` in the dict `kept` under `name`, the name of its hook point.
+
+    `hook` is not used.
+    """
     kept[name] = activation[:, positions].detach()
 
 
 @torch.no_grad()
 def source_terms(view: AttentionView, run: TracedRun) -> tuple[list[str], Float64[Tensor, "tokens sources d_model"]]:
-    """Return the names of the sources of the stream that enters the run's layer, and what each source wrote.
+    """Return the names of the sources of the stream that enters the run's layer, and the vector that each source wrote.
 
-    Sources are the embedding, learned positions, each earlier head, mixer and MLP, and attention biases that belong to
-    no head. Raises UnsupportedArchitecture if the sources do not add up to the stream.
+    `view` is the model. `run` is a `traced_run` with sources=True; the vectors are at its tokens, in float64 on the
+    CPU. Sources are the embedding, learned positions, each earlier head, mixer and MLP ("L0H3", "L0MIX", "L0MLP"), and
+    attention biases that belong to no head. Raises UnsupportedArchitecture if the sources do not add up to the stream.
     """
     first = run.kept[view.hook_names(0)["residual"]]
     entered = in_float64(first)[0].cpu()

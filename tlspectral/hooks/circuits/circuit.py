@@ -14,7 +14,8 @@ import scipy.stats
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
@@ -62,9 +63,9 @@ FAITHFULNESS = Schema(
 
 
 def _a_circuit_for_each(call: str, tasks: list[str]) -> str:
-    """Return two lines of Python that evaluate a circuit and the whole model on several tasks, for a message.
+    """Return two lines of Python that evaluate a circuit and the whole model on several tasks, as text for a message.
 
-    `call` is the call with the name `task`, `tasks` are the names of the tasks.
+    `call` is the text of a call with task=task, `tasks` are the tasks as texts of Python.
     """
     listed = ", ".join(tasks)
     return f"values = [{call} for task in ({listed})]\nintact = [tls.evaluate(model, task) for task in ({listed})]"
@@ -74,29 +75,32 @@ def _a_circuit_for_each(call: str, tasks: list[str]) -> str:
 def run_circuit(model: Any, edges: Any, task: Task) -> MetricValue:
     """Evaluate a task when only the given edges carry the clean prompt and all others the counterfactual one.
 
-    Example: without any edge, the model runs as on the counterfactual prompt.
+    Use it to test a set of edges that you chose. Example: without any edge, the model runs as on the counterfactual
+    prompt.
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
     >>> prompt = torch.tensor([[1, 5, 6, 7, 5]])
-    >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=torch.tensor([[1, 5, 8, 7, 5]]))
-    >>> none, swapped = tls.run_circuit(model, [], task), tls.evaluate(model, task.denoising())
-    >>> abs(float(none) - float(swapped)) < 1e-4
+    >>> pair = torch.tensor([[1, 5, 8, 7, 5]])
+    >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=pair)
+    >>> none = tls.run_circuit(model, [], task)
+    >>> abs(float(none) - tls.evaluate(model, task.denoising()).value) < 1e-4
     True
 
-    Use it to test a set of edges that you chose. The model runs on the clean prompts. A receiver reads along a kept
-    edge what the sender writes in this run, and along every other edge what it wrote on the counterfactual prompt.
-    All norms are computed again.
+    The model runs on the clean prompts. A receiver (queries, keys or values of a head, an MLP, the logits) reads along
+    a kept edge what the sender (a head, an MLP, the embedding) writes in this run, and along every other edge what it
+    wrote on the counterfactual prompt. All norms are computed again.
 
     Args:
         model: TransformerBridge or HookedTransformer.
         edges: the kept edges: a table with columns `sender` and `receiver`, such as from `edge_effects`, or pairs of
             names such as ("L16H0", "L18KV2.k") or ("L20MLP", "logits").
-        task: a `Task` with `counterfactual=`.
+        task: a `Task` with `counterfactual=`, a second prompt for each prompt.
 
     Returns:
-        A `MetricValue`, usable as a number: the mean over pairs, with `.se` and `.per_sequence`. All edges give
-        `tls.evaluate(model, task)`, no edge gives `tls.evaluate(model, task.denoising())`.
+        A `MetricValue`, usable as a number: `.value` is the mean over pairs in the unit of the metric, `.se` its
+        standard error, `.per_sequence` the value of each pair. All edges give `tls.evaluate(model, task)`, no edge
+        gives `tls.evaluate(model, task.denoising())`.
 
     Raises:
         BadHead: the model does not have an edge.
@@ -115,6 +119,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> MetricValue:
         return metric_value_from(view, pairs.sequences, values)
 
 
+@checked_settings
 def faithfulness(
     model: Any,
     edges: pd.DataFrame | None,
@@ -132,29 +137,28 @@ def faithfulness(
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> prompts, pairs = ([[1, key, value, 7, key] for key in (2, 3, 4, 5)] for value in (6, 8))
+    >>> prompts, pairs = ([[1, k, v, 7, k] for k in (2, 3, 4, 5)] for v in (6, 8))
     >>> found_on, task = tls.logit_difference(prompts, 6, 8, counterfactual=pairs).split()
     >>> edges = tls.edge_effects(model, task=found_on)
-    >>> tls.faithfulness(model, edges, task, sizes=[0.5, 1.0], null=0)["faithfulness"].round(1).tolist()
+    >>> shares = tls.faithfulness(model, edges, task, sizes=[0.5, 1.0], null=0)
+    >>> shares["faithfulness"].round(1).tolist()
     [1.0, 1.0]
 
-    `faithfulness` is (m(circuit) - m(none)) / (m(all) - m(none)), m the mean metric over pairs: with
-    all edges kept, m(all), and with no edge, m(none). It may exceed 1. Use it after `edge_effects`, on other pairs than
-    the edges were found on.
+    A circuit is a set of edges that carry the clean prompt; all others carry the counterfactual. `faithfulness` is
+    (m(circuit) - m(none)) / (m(all) - m(none)), with m the mean metric over pairs. It may exceed 1.
 
     Args:
         model: TransformerBridge or HookedTransformer.
         edges: a table with `sender`, `receiver` and `estimate` (or `delta`); circuits take the largest. None: `choose`.
-        task: a `Task` with `counterfactual=`.
+        task: a `Task` with `counterfactual=`; give other pairs than the edges were found on.
         sizes: shares of all edges, above 0 and at most 1. Default: ten sizes from .001 to 1.
         null: how many relabelled circuits (heads of each layer exchanged) and random circuits (as many edges between
             the same layers) to draw for each circuit of edges. Default: 20, or 1 with `choose`.
         rank: "selected" takes edges first that most bootstrap samples choose. Default: None, by |estimate|.
-        choose: "bootstrap" measures the procedure: bootstrap samples of the pairs choose edges, and the pairs outside
-            a sample evaluate them. Needs 16 distinct pairs. Default: None.
-        draws: number of bootstrap samples with `choose`. Default: 50.
-        method: estimate of edges with `choose`: "EAP", "EAP-IG" (default) or "EAP-QK".
-        seed: of null circuits and bootstrap samples. Default: 0.
+        choose: "bootstrap" measures the procedure: bootstrap samples of the pairs choose edges, and the pairs outside a
+            sample evaluate them. Needs 16 distinct pairs. Default: None.
+        draws: number of bootstrap samples with `choose`. Default: 50. seed: of null circuits and samples. Default: 0.
+        method: with `choose`, edge attribution patching: "EAP", "EAP-IG" (default) or "EAP-QK", as in `edge_effects`.
 
     Returns:
         DataFrame, a row per circuit. Columns: `circuit, draw, share, share_expanded, n_edges, n_live, value,
@@ -163,7 +167,7 @@ def faithfulness(
 
     Raises:
         BadHead: the model does not have an edge.
-        ValueError: both sides of the pairs differ too little, or an argument does not fit (the message says which).
+        ValueError: both sides of the pairs differ too little, or an argument does not fit.
         UnsupportedArchitecture, EditNotHonored: the residual stream is not a sum of readable writes.
 
     Not established: that the model uses these edges. If random circuits of equal size carry as much, a high value says
@@ -171,7 +175,7 @@ def faithfulness(
     """
     if (edges is None) != (choose == "bootstrap") or choose not in (None, "bootstrap"):
         raise ValueError(
-            f"edges= and choose={choose!r} do not go together: give a table of edges, or edges=None with "
+            f"edges= and choose={shown(choose)} do not go together: give a table of edges, or edges=None with "
             "choose='bootstrap', which chooses edges on the task itself"
         )
     shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
@@ -223,8 +227,9 @@ def faithfulness(
 def _gap(pairs: Pairs, intact: Float64[np.ndarray, "pairs"], none: Float64[np.ndarray, "pairs"]) -> tuple[float, float]:
     """Return the mean of value(clean) - value(counterfactual) over pairs, and its standard error.
 
-    `intact` and `none` are the values of each pair on its clean and on its counterfactual prompt. Raises ValueError if
-    the 95 % interval of the gap contains 0, because a share of this gap could be any number.
+    `intact` and `none` are the values of each pair on its clean and on its counterfactual prompt, in units of the
+    metric. Raises ValueError if the 95 % interval of this gap contains 0, because a share of the gap could then be any
+    number.
     """
     distinct = pairs.sequences.distinct
     gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
@@ -248,7 +253,7 @@ def _gap(pairs: Pairs, intact: Float64[np.ndarray, "pairs"], none: Float64[np.nd
 
 
 _Choice = tuple[Int[np.ndarray, "edges"], Bool[np.ndarray, "pairs"]]
-"""All edges, largest first, as indices into the flat mask; and the pairs on which circuits of them are evaluated."""
+"""All edges, largest first, as indices into the flattened mask; and a mask of the pairs on which they are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +261,7 @@ class _Circuit:
     """A circuit to run.
 
     Attributes:
-        names: its columns that are known before the run: circuit, draw, shares and numbers of edges.
+        names: dict with its columns that are known before the run: `circuit, draw`, shares and numbers of edges.
         mask: True for kept edges.
         evaluated: True for pairs on which it is evaluated.
     """
@@ -269,10 +274,12 @@ class _Circuit:
 def _circuits(
     graph: Graph, choices: list[_Choice], shares: list[float], null: int, rng: np.random.Generator
 ) -> list[_Circuit]:
-    """Return a circuit of the largest edges for each share and choice, followed by its null circuits.
+    """Return for each share and choice a circuit of the largest edges, each followed by its null circuits.
 
-    `null` is the number of relabelled and of random circuits for each. Warns if every null circuit of a share equals
-    the circuit itself.
+    `graph` has the possible edges. A choice is an order of the edges (indices into the flattened mask, largest first)
+    and a mask of the pairs that evaluate the circuit. `shares` are sizes as shares of all edges. `null` is the number
+    of relabelled and of random circuits for each, drawn with `rng`; at a share of 1 there are none. Warns if every null
+    circuit of a share equals the circuit itself.
     """
     n_edges = int(graph.possible.sum())
     circuits: list[_Circuit] = []
@@ -308,10 +315,11 @@ def _row(
     *,
     with_interval: bool,
 ) -> dict[str, Any]:
-    """Return the row of a circuit: its names, value and faithfulness, and with `with_interval` also an interval.
+    """Return the row of a circuit as a dict from column to value.
 
-    `value`, `intact` and `none` are the metric of each pair in the circuit, on the clean and on the counterfactual
-    prompt. Only circuits of the user's own edges have an interval.
+    Columns: the circuit's `names`, `value` (mean metric over its evaluated pairs) and `faithfulness`. `value`, `intact`
+    and `none` are the metric of each pair in the circuit, on the clean and on the counterfactual prompt. With
+    `with_interval`, a circuit of the user's own edges also gets `low, high` (95 % interval), `unseen` and `worst`.
     """
     whole, evaluated = intact - none, circuit.evaluated
     row = {**circuit.names, "value": float(value[evaluated].mean())}
@@ -330,9 +338,11 @@ def _row(
 
 
 def _bootstrap_choices(pairs: Pairs, method: Method, draws: int, rng: np.random.Generator) -> list[_Choice]:
-    """Return for each bootstrap sample all edges, largest estimate first, and the pairs that are not in the sample.
+    """Return for each bootstrap sample an order of all edges, largest estimate first, and a mask of pairs.
 
-    Raises ValueError for fewer than 16 distinct pairs, or if estimates cannot be divided among pairs.
+    The order holds indices into the flattened mask [receivers, senders]. The mask is True for pairs that are not in the
+    sample. `method` is the way of estimating ("EAP", "EAP-IG" or "EAP-QK"), `draws` the number of samples, `rng` draws
+    them. Raises ValueError for fewer than 16 distinct pairs, or if estimates cannot be divided among pairs.
     """
     n, distinct = len(pairs.sequences.tokens), pairs.sequences.distinct
     unit = np.arange(n) if distinct is None else distinct
@@ -366,10 +376,11 @@ def _procedure(
     none: Float64[np.ndarray, "pairs"],
     whole: Float64[np.ndarray, "pairs"],
 ) -> list[dict[str, Any]]:
-    """Return a row `procedure` for each size: the mean over pairs of the value of circuits chosen without the pair.
+    """Return a row named `procedure` for each size, as a dict: the mean over pairs of circuits chosen without the pair.
 
-    `rows` and `values` are the rows and per-pair values of all circuits, `choices` the bootstrap samples, `none` the
-    value of no edge and `whole` the gap of each pair.
+    The row has `circuit, draw, share, share_expanded, n_edges, n_live, value, faithfulness`. `rows` and `values` are
+    the rows and per-pair values of all circuits, `choices` the bootstrap samples. `none` is the value of no edge and
+    `whole` the gap (clean minus counterfactual value) of each pair.
     """
     procedure: list[dict[str, Any]] = []
     of_edges = [(row, value) for row, value in zip(rows, values, strict=True) if row["circuit"] == "edges"]
@@ -391,17 +402,19 @@ def _procedure(
 
 
 def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[np.ndarray, "edges"]:
-    """Return all possible edges as indices into the flat mask, largest |effect| first; edges not in the table last.
+    """Return all possible edges as indices into the flattened mask [receivers, senders], largest |effect| first.
 
-    With rank="selected", edges of largest `selected` come first, and equal ones are sorted by |effect|. Raises
-    ValueError for an unknown rank, or a table without the needed columns or values.
+    `graph` has the possible edges. Effects are the column `estimate`, or `delta`, of the table `edges`, which is not
+    changed; edges that the table lacks come last. With rank="selected", edges of largest `selected` come first, and
+    equal ones are sorted by |effect|. Raises ValueError for an unknown rank, or a table without the needed columns or
+    values.
     """
     if rank not in (None, "selected"):
-        raise ValueError(f"rank= must be 'selected' or None (by size of the estimate); found {rank!r}")
+        raise ValueError(f"rank= must be 'selected' or None (by size of the estimate); found {shown(rank)}")
     if not isinstance(edges, pd.DataFrame):
         raise ValueError(
             "edges= must be a table with sender, receiver and estimate, such as from edge_effects; found "
-            f"{type(edges).__name__}{naming_nodes(edges)}"
+            f"{type(edges).__name__}: give tls.edge_effects(model, task=task){naming_nodes(edges)}"
         )
     column = "estimate" if "estimate" in edges else "delta"
     if column not in edges:
@@ -433,9 +446,10 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
 
 
 def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
-    """Return a circuit with the heads of each layer exchanged at random, as a mask with equally many live edges.
+    """Return the circuit `mask` with the heads of each layer exchanged at random, as a new mask [receivers, senders].
 
-    Heads that share keys and values move together. An edge is live if it lies on a path from embedding to logits.
+    `graph` has the senders and receivers, `rng` draws the exchange; `mask` is not changed. The result has equally many
+    live edges, which lie on a path from embedding to logits. Heads that share keys and values move together.
     """
     rows, places = np.arange(len(graph.receivers)), np.arange(len(graph.senders))
     for layer, (n_heads, n_groups) in enumerate(zip(graph.n_heads, graph.n_kv_heads, strict=True)):
@@ -452,9 +466,10 @@ def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Ma
 
 
 def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
-    """Return a random circuit as a mask.
+    """Return a random circuit as a new mask [receivers, senders].
 
-    Between every two layers, and every kind of sender and receiver, it has as many edges as the circuit in `mask`.
+    `graph` has the possible edges, `rng` draws them. `mask` is a circuit, True for kept edges, and is not changed.
+    Between every two layers, and every kind of sender and receiver, the random circuit has as many edges as `mask`.
     """
     drawn = np.zeros_like(mask)
     of_receivers = [(receiver.layer, receiver.input) for receiver in graph.receivers]
@@ -473,7 +488,11 @@ def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
 
 
 def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
-    """Return the columns share, share_expanded, n_edges and n_live of a circuit."""
+    """Return a dict with the columns `share, share_expanded, n_edges, n_live` of the circuit `mask`.
+
+    `share` is its number of edges over all possible edges of `graph`, `share_expanded` the same with an edge to shared
+    keys or values counted once for each head, `n_live` the number of edges on a path from embedding to logits.
+    """
     group = np.array([
         graph.n_heads[end.layer] // graph.n_kv_heads[end.layer] if end.shared else 1 for end in graph.receivers
     ])  # fmt: skip
@@ -486,9 +505,11 @@ def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
 
 
 def _areas(table: pd.DataFrame) -> dict[str, float]:
-    """Return areas of the curve of faithfulness over the share of edges: `cpr` below it, `cmd` between it and 1.
+    """Return a dict of areas of the curve of faithfulness over the share of edges: `cpr, cmd, cpr_log, cmd_log`.
 
-    `cpr_log` and `cmd_log` are over the logarithm of the share. `table` has one row for each size.
+    `cpr` is the area below the curve, `cmd` the area between the curve and 1; `cpr_log` and `cmd_log` are over the
+    logarithm of the share. `table` has one row for each size, with `share_expanded` (the share that is meant) and
+    `faithfulness`.
     """
     table = table.sort_values("share_expanded")
     share, carried = table["share_expanded"].to_numpy(), table["faithfulness"].to_numpy()
@@ -501,7 +522,7 @@ def _areas(table: pd.DataFrame) -> dict[str, float]:
 
 
 def _shares(sizes: Any) -> list[float]:
-    """Return `sizes` as a list of shares of all edges, or the default. Raises ValueError unless 0 < share <= 1."""
+    """Return `sizes` as a list of shares of all edges, or the default ten. Raises ValueError unless 0 < share <= 1."""
     shares = np.asarray(SIZES if sizes is None else sizes)
     if (
         shares.ndim != 1
@@ -509,15 +530,19 @@ def _shares(sizes: Any) -> list[float]:
         or shares.dtype.kind not in "iuf"
         or not ((shares > 0) & (shares <= 1)).all()
     ):
-        raise ValueError(f"sizes= must be a list of shares of all edges, above 0 and at most 1; found {sizes!r}"[:200])
+        raise ValueError(
+            f"sizes= must be a list of shares of all edges, above 0 and at most 1; found {shown(sizes)}: for example "
+            "sizes=[0.01, 0.1]"
+        )
     return shares.tolist()
 
 
 def _compare(edges: Any, pairs: Pairs) -> None:
-    """Compare the attrs of a table of edges with the model and the pairs of a circuit; other `edges` pass unchecked.
+    """Raise or warn if a table of edges does not fit the model and the pairs of a circuit.
 
-    Raises ValueError for a table of other weights, or with effects at positions. Warns if its effects are of another
-    task, measure or replacement, and if it was made on some of the same pairs.
+    `edges` in another form than a table pass unchecked. Raises ValueError for a table of other weights, or with effects
+    at positions. Warns if its effects are of another task, measure or replacement, and if it was made on some of the
+    same pairs.
     """
     if not isinstance(edges, pd.DataFrame):
         return

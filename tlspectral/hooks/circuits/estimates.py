@@ -43,7 +43,10 @@ Method = Literal["EAP", "EAP-IG", "EAP-QK"]
 - "EAP-QK": as "EAP", and for edges into queries and keys the whole change of the attention.
 """
 STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0), "EAP-QK": (1.0,)}
-"""Inputs at which gradients are taken, as shares of the clean embedding; the rest is the counterfactual embedding."""
+"""From method to the inputs at which gradients are taken, as shares of the clean embedding.
+
+The rest of the input is the counterfactual embedding.
+"""
 
 
 _MOST_BYTES = 2**30  # memory of the terms of all units; beyond it, pairs are joined into blocks
@@ -52,7 +55,7 @@ _LEAST_BLOCKS = 32  # number of blocks even if they take more memory
 
 @dataclass(frozen=True)
 class Estimates:
-    """First-order estimates of the effects of all edges.
+    """First-order estimates of the effects of all edges (from a sender's write to a receiver's input).
 
     The estimate of an edge is the sum of its terms over units. The term of a unit is its share of the mean over pairs.
 
@@ -77,7 +80,8 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
 
     Args:
         pairs: the clean and counterfactual prompts on one model.
-        method: how gradients are taken.
+        method: how gradients are taken: "EAP" at the clean run, "EAP-IG" as a mean over five inputs between the two
+            prompts, "EAP-QK" with the softmax of attention computed again.
         at: positions at which edges are cut, each alone; one entry holds a position for each pair. Default: none, all
             positions at once.
 
@@ -99,7 +103,10 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
     with bar(n * len(steps), method, "run of a pair") as shown:
 
         def estimates(batch: slice) -> tuple[Tensor, Tensor]:
-            """Return the numbers of the units in a batch of pairs, and the terms that the batch adds to them."""
+            """Return the numbers of the units (pairs, or blocks of pairs) in a batch, and their terms from this batch.
+
+            `batch` is a slice of pairs. A term is a unit's share of an edge's estimate.
+            """
             of_units, place_of = unit[batch].unique(return_inverse=True)
             of_batch = terms.new_zeros(len(of_units), *terms.shape[1:])
             differences = pairs.differences(batch)
@@ -143,9 +150,9 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
 
 
 def _at(positions: Int[Tensor, "batch chosen"], held: Float[Tensor, "*some batch late d"]) -> Tensor:
-    """Return the vectors of `held` at some positions of each row, as [*some, batch * chosen, 1, d].
+    """Return the vectors of `held` at some positions of each row of the batch, as [*some, batch * chosen, 1, d].
 
-    Positions count from the first position in `held`; a negative one gives 0.
+    `positions` count from the first position in `held`; a negative one gives a vector of 0.
     """
     index = positions.clamp(min=0)[..., None].to(held.device)
     gathered = held.gather(-2, index.expand(*held.shape[:-3], *index.shape[:2], held.shape[-1]))
@@ -157,8 +164,9 @@ def _products(
 ) -> Float64[Tensor, "rows receivers senders"]:
     """Return the inner product of each receiver's gradient with each sender's write, summed over positions.
 
-    `receivers` are indices into `Graph.receivers`, `gradients` the gradients in their streams, `removed` the writes. A
-    pair without an edge gets 0.
+    `graph` has senders and receivers, `receivers` are indices into `Graph.receivers`, `gradients` the gradients in
+    their streams, `removed` the writes of the senders, for equal rows and positions. Where no edge leads from sender to
+    receiver, the product is 0.
     """
     n_before = [graph.n_before(graph.receivers[place]) for place in receivers]
     products = torch.zeros(gradients.shape[1], len(receivers), len(graph.senders), dtype=torch.float64)
@@ -170,14 +178,18 @@ def _products(
 
 
 def _by_unit(of_pairs: Float64[Tensor, "batch *shape"], place: Int[Tensor, "batch"], n: int) -> Tensor:
-    """Return the sum of values of pairs in each of n units; `place` is the unit of each pair."""
+    """Return the sum of values of pairs within each of n units (groups of pairs), as a tensor [n, *shape].
+
+    `of_pairs` are the values, `place` the number of the unit of each pair.
+    """
     return of_pairs.new_zeros(n, *of_pairs.shape[1:]).index_add_(0, place, of_pairs)
 
 
 def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"], Int[Tensor, "pairs"]]:
-    """Return the kind of the units ("pairs", "blocks" or "all") and the unit of each pair.
+    """Return the kind of the units ("pairs", "blocks" or "all") and the number of the unit of each pair.
 
-    `numbers` is how many numbers the terms of one unit take.
+    Estimates are kept separately for each unit: a distinct pair, a block of pairs, or all pairs. `numbers` is how many
+    numbers the estimates of one unit take; it decides whether pairs are joined into blocks.
     """
     sequences, n, distinct = pairs.sequences, len(pairs.sequences.tokens), pairs.sequences.distinct
 
@@ -195,7 +207,10 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
 
 
 def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return the logits of the clean prompts of a batch of pairs, in float32."""
+    """Run the clean prompts of a batch of pairs, and return their logits in float32.
+
+    `batch` is a slice of pairs. Only the positions that the metric reads are returned.
+    """
     sequences = pairs.sequences
     return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()
 
@@ -203,7 +218,7 @@ def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted 
 def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predicted d_vocab"]:
     """Return the gradient of the metric in the logits of all pairs, for a metric that gets all prompts at once.
 
-    `share` is the share of the clean embedding in the input; the rest is the counterfactual embedding.
+    `share` is the share of the clean embedding in the input of the run; the rest is the counterfactual embedding.
     """
     view, point = pairs.view, pairs.view.hook_names(0)["residual"]
 
@@ -224,8 +239,8 @@ class _Reading:
 
     Attributes:
         pairs: the clean and counterfactual prompts.
-        removed: subtracted from the embedding.
-        anew: kinds of receivers, as (layer, input), whose attention is computed again ("EAP-QK").
+        removed: the tensor that is subtracted from the embedding.
+        anew: kinds of receivers, as (layer, "q" or "k"), whose attention is computed again (method "EAP-QK").
         read: activation at each entry of `Graph.receiver_inputs`, by its index; not for kinds in `anew`.
         z: output of the heads before W_O, by layer, for layers in `anew`.
         passed: activations that receivers and attention read, by hook name.
@@ -242,15 +257,19 @@ class _Reading:
     gradient: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
-        """Run a batch of pairs and return the logits at the positions that the metric reads."""
+        """Run a batch of pairs with this object's hooks, and return the logits at the positions that the metric reads.
+
+        `batch` is a slice of pairs. The hooks fill `read`, `z` and `passed`.
+        """
         sequences, view = self.pairs.sequences, self.pairs.view
         with view.hooks_on(self._hooks()):
             return logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch))
 
     def run(self, batch: slice, of_logits: Tensor | None) -> None:
-        """Run a batch forward and backward and set `gradient`.
+        """Run a batch of pairs forward and backward, and set `read`, `z`, `passed` and `gradient` of this object.
 
-        `of_logits` is the gradient of the metric in the logits; None computes it from the metric.
+        `batch` is a slice of pairs. `of_logits` is the gradient of the metric in the logits; None computes it from the
+        metric.
         """
         with torch.enable_grad():
             logits = self.logits(batch)
@@ -262,9 +281,10 @@ class _Reading:
         self.gradient = dict(zip(nodes, gradients, strict=True))
 
     def of_windows(self, held: HeldWrites) -> Iterator[tuple[Sequence[int], Float[Tensor, "receivers batch late d"]]]:
-        """Yield indices of receivers, and the gradients in the streams that they read, for a few layers at a time.
+        """Yield pairs (indices of receivers, gradients in the streams that they read), for a few layers at a time.
 
-        Gradients are at the last positions, as many as `held` has.
+        Gradients are at the last positions of the prompts, as many as the writes `held` have. Several layers come
+        together if they fit into memory. `run` must have been called.
         """
         graph, inputs = self.pairs.graph, sorted(self.read)
         kinds = dict.fromkeys(graph.receiver_inputs[place][0] for place in inputs)
@@ -285,7 +305,11 @@ class _Reading:
             waiting = waiting[len(some) :]
 
     def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
-        """Yield for each kind in `anew` the indices of its receivers, the layer's attention, and the gradient in it."""
+        """Yield for each kind in `anew` the slice of its receivers, the layer's attention, and the gradient there.
+
+        The attention is a `ReceiverLayer`, in which queries or keys can be changed. A kind that the metric does not
+        depend on is left out. Raises ScoreMismatch if the attention of the run cannot be computed again.
+        """
         view = self.pairs.view
         for kind in self.anew:
             gradient = self.gradient["z", kind[0]]
@@ -296,7 +320,7 @@ class _Reading:
                 yield self.pairs.graph.kinds[kind], attention, of_attention
 
     def _hooks(self) -> list[Hook]:
-        """Return the hooks that set the input and keep the activations of this run."""
+        """Return the `fwd_hooks` list that sets the input of this run and fills `read`, `z` and `passed`."""
         view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
         every = enumerate(self.pairs.graph.receiver_inputs)
         inputs = [(place, read) for place, (kind, read) in every if not self._is_anew(kind, read)]
@@ -311,15 +335,21 @@ class _Reading:
         ]
 
     def _is_anew(self, kind: Any, read: ReceiverInput) -> bool:
-        """Return whether an input goes into attention that is computed again. The gate of gated attention does not."""
+        """Return True if the input `read` goes into attention that is computed again (a kind in `anew`).
+
+        The gate of gated attention does not. `kind` is (layer, input) of the receivers.
+        """
         return kind in self.anew and isinstance(read.reads, LayerReads) and read.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
-        """Return the embedding minus `removed`, as a new leaf for gradients."""
+        """Return the embedding `x` minus `removed`, as a tensor that records gradients. `hook` is not used."""
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
     def _keep(self, kept: dict[int, Tensor], place: int, activation: Tensor, hook: Any) -> Tensor:
-        """Store an activation in `kept` under `place`, and return it as a new node for gradients."""
+        """Store a view of the activation in the dict `kept` under the number `place`, and return this view.
+
+        The model then computes with the view, so that the gradient in it can be taken. `hook` is not used.
+        """
         # A view is a new node of the graph. Otherwise the gradient would include other readers of the same stream.
         kept[place] = activation.view_as(activation)
         return kept[place]

@@ -28,7 +28,12 @@ _OF_HELD_IN_WINDOW = 4  # the sums of a window take 1/4 of it
 
 
 class Piece(NamedTuple):
-    """The writes of some senders on some rows and tokens; slices say which of `HeldWrites` they are."""
+    """The writes of some senders on some rows and tokens.
+
+    Attributes:
+        senders, rows, tokens: which entries of `HeldWrites` these are, as slices.
+        written: the vectors that are added to the residual stream.
+    """
 
     senders: slice
     rows: slice
@@ -38,7 +43,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldWrites:
-    """The writes of all senders in a run, or their difference between two runs.
+    """The writes of all senders (heads, mixers, MLPs, embedding) in a run, or their difference between two runs.
 
     Attributes:
         graph: the senders and receivers.
@@ -51,21 +56,29 @@ class HeldWrites:
     whole: dict[int, Tensor] = field(default_factory=dict)
 
     def note(self, sender: int, written: Float[Tensor, "batch pos d_model"], then: "HeldWrites | None" = None) -> None:
-        """Store the write of a sender (by index), minus its write in the run `then` if that is given.
+        """Store a copy of a sender's write, minus its write in the run `then` if that is given.
 
-        `written` may have several copies of the prompts of `then` on its batch axis.
+        `sender` is the index of the sender, which is not a head. The batch axis of `written` may have several copies of
+        the prompts of `then`.
         """
         self.whole[sender] = self._copied(written, None if then is None else then.whole[sender])
 
     def note_heads(
         self, layer: int, z: Float[Tensor, "batch pos heads d_head"], then: "HeldWrites | None" = None
     ) -> None:
-        """Store the z of the heads of a layer, minus their z in the run `then` if that is given."""
+        """Store a copy of z of the heads of a layer, minus their z in the run `then` if that is given.
+
+        z is the heads' output before W_O; it is stored times the scale of a norm behind the attention. The batch axis
+        of `z` may have several copies of the prompts of `then`.
+        """
         by_head = self._writes(layer).scaled(z).permute(2, 0, 1, 3)
         self.z[layer] = self._copied(by_head, None if then is None else then.z[layer])
 
     def _copied(self, now: Float[Tensor, "*heads batch pos width"], then: Tensor | None) -> Tensor:
-        """Return a copy of `now`, minus `then` for each copy of the prompts, with type and device of W_O."""
+        """Return a copy of `now`, minus `then` for each copy of the prompts, with dtype and device of W_O.
+
+        `then` is the same quantity in another run with one copy of the prompts; None subtracts nothing.
+        """
         weight = next(writes.w_o for writes in self.graph.writes if writes is not None)
         room = torch.empty(now.shape, dtype=weight.dtype, device=weight.device).copy_(now)
         if then is not None:
@@ -73,7 +86,7 @@ class HeldWrites:
         return room
 
     def less(self, other: "HeldWrites") -> None:
-        """Subtract the writes of another run, in place."""
+        """Subtract the writes of another run from these writes, in place. `other` is not changed."""
         for mine, theirs in ((self.z, other.z), (self.whole, other.whole)):
             for place, held in mine.items():
                 held.sub_(theirs[place])
@@ -81,20 +94,28 @@ class HeldWrites:
     def each(self, change: Callable[[Tensor], Tensor]) -> "HeldWrites":
         """Return new writes: `change` applied to every stored tensor, [*heads, batch, pos, width].
 
-        `change` must be linear and keep the last axis, because z is multiplied by W_O later.
+        These writes stay as they are. `change` must be linear and keep the last axis, because z is multiplied by W_O
+        later.
         """
         z, whole = ({place: change(held) for place, held in held.items()} for held in (self.z, self.whole))
         return HeldWrites(self.graph, z, whole)
 
     def in_rows(self, n: int) -> "HeldWrites":
-        """Return the same writes with batch and positions reshaped to n rows."""
+        """Return the same writes with batch and positions reshaped to n rows.
+
+        The new object shares its memory with these writes where reshaping allows it.
+        """
         return self.each(lambda held: held.reshape(*held.shape[:-3], n, -1, held.shape[-1]))
 
     @torch.no_grad()
     def written(
         self, senders: slice, rows: slice = slice(None), tokens: slice = slice(None)
     ) -> Float[Tensor, "senders rows tokens d_model"]:
-        """Return the writes of some senders, on some rows and tokens; heads are rebuilt from z by W_O."""
+        """Return the vectors that some senders add to the residual stream, on some rows and tokens, as a new tensor.
+
+        `senders`, `rows` and `tokens` are slices; default: all rows and tokens. Writes of heads are computed from z by
+        W_O.
+        """
         like = self.whole[0][rows, tokens]
         writes = like.new_empty(senders.stop - senders.start, *like.shape)
         for layer, z in self.z.items():
@@ -111,7 +132,11 @@ class HeldWrites:
         return writes
 
     def pieces(self, senders: slice) -> Iterator[Piece]:
-        """Yield the writes of some senders in pieces that fit into memory, over senders, rows and tokens."""
+        """Yield the writes of the senders in this slice as `Piece`s that fit into memory.
+
+        A piece has `.senders`, `.rows`, `.tokens` (slices) and `.written` (the vectors). Together the pieces cover
+        every sender, row and token once.
+        """
         (n_rows, n_tokens, d_model), like = self.whole[0].shape, self.whole[0]
         groups = self._groups(senders)
         numbers = max((some.stop - some.start for some in groups), default=1) * d_model
@@ -128,7 +153,8 @@ class HeldWrites:
     def first_layers(self, receivers: Sequence[int]) -> Sequence[int]:
         """Return the receivers of the first layer, or of the first few layers whose streams fit into memory together.
 
-        `receivers` are indices in order. The limit is the memory of one run's writes, or a share of a batch's memory.
+        `receivers` are indices into `Graph.receivers` in the order of a forward pass; the result is the beginning of
+        this list. The limit is the memory of one run's writes, or a share of a batch's memory.
         """
         graph, (n_rows, n_tokens, d_model), like = self.graph, self.whole[0].shape, self.whole[0]
         held = batch_on(like.device).held // _OF_HELD_IN_WINDOW
@@ -140,7 +166,10 @@ class HeldWrites:
         return receivers[: fitting[-1] if fitting else ends[0]]
 
     def _groups(self, senders: slice) -> list[slice]:
-        """Divide senders into groups of whole consecutive layers with up to `_SENDERS` senders each."""
+        """Divide a slice of senders into slices of whole consecutive layers with up to 64 senders each.
+
+        Return the list of slices. A layer with more than 64 senders is one slice.
+        """
         inner = [end for end in self.graph.n_before_layer[1:] if senders.start < end < senders.stop]
         groups, start = [], senders.start
         for end, behind in pairwise([*inner, senders.stop, senders.stop + _SENDERS + 1]):
@@ -150,22 +179,27 @@ class HeldWrites:
         return groups
 
     def _writes(self, layer: int) -> HeadWrites:
-        """Return how the heads of a layer write; the layer has heads."""
+        """Return the `HeadWrites` of a layer with heads: the maps from their z to the residual stream."""
         writes = self.graph.writes[layer]
         assert writes is not None
         return writes
 
 
 class Window:
-    """The change that cut edges make to the streams of the receivers of a few layers.
+    """The change that cut edges make to the residual streams of the receivers of a few layers.
 
-    It is summed over senders while the run goes on, because later senders have not written yet.
+    It is summed over senders while the run goes on, because later senders have not written yet. `receivers` are the
+    indices of these receivers, `written` the writes of the run so far, `cut` the share of each edge that is cut.
     """
 
     def __init__(
         self, written: HeldWrites, receivers: Sequence[int], cut: Float[Tensor, "circuits receivers senders"]
     ) -> None:
-        """Prepare the sums for `receivers` (indices); `cut` has the share of each edge that is cut, by circuit."""
+        """Prepare the sums for the receivers with these indices.
+
+        `written` are the writes of the run so far. `cut` has for each circuit the share of each edge that is cut, 0 to
+        1.
+        """
         n_rows, n_tokens, d_model = written.whole[0].shape
         self.receivers, self._written = receivers, written
         self._n_before = [written.graph.n_before(written.graph.receivers[place]) for place in receivers]
@@ -173,14 +207,18 @@ class Window:
         self._sums = written.whole[0].new_zeros(len(receivers), n_rows, n_tokens, d_model)
 
     def carried(self, receivers: Sequence[int]) -> Float[Tensor, "chosen batch pos d_model"]:
-        """Return the sum over cut edges for receivers of one kind (indices), once their senders have written."""
+        """Return the tensors to subtract from the streams of receivers of one kind (given by indices).
+
+        The result is a view of the sums. Each tensor is a sum over the receiver's cut edges. Their senders must have
+        written. Sums that are not complete yet are completed first.
+        """
         first = self.receivers.index(receivers[0])
         if self._done < self._n_before[first]:
             self._add(slice(self._done, self._n_before[first]))
         return self._sums[first : first + len(receivers)]
 
     def _add(self, senders: slice) -> None:
-        """Add the writes of some senders to the sums of all receivers that read them."""
+        """Add the writes of the senders in this slice, in place, to the sums of all receivers that read them."""
         reading = slice(bisect_left(self._n_before, senders.stop), None)
         by_circuit = self._sums[reading].unflatten(1, (len(self._cut), -1)).flatten(2, 3)
         for some, circuits, tokens, written in self._written.in_rows(len(self._cut)).pieces(senders):

@@ -57,12 +57,12 @@ class Pairs:
 
     @property
     def view(self) -> AttentionView:
-        """Return the model."""
+        """The model on which the pairs are run."""
         return self.graph.view
 
     @property
     def digests(self) -> list[str]:
-        """Return a hash of the tokens of each pair without padding; it does not depend on which side is clean.
+        """List with a hash of the tokens of each pair without padding; it does not depend on which prompt is clean.
 
         Tables store these hashes, to recognise pairs on which edges were found.
         """
@@ -72,32 +72,37 @@ class Pairs:
 
     @property
     def rows_at_once(self) -> int:
-        """Return the number of rows of one run, so that the stored writes fit into memory."""
+        """Number of prompts of one run, so that the stored writes of all senders fit into memory."""
         # Stored are the writes of two runs, and the streams of a window of receivers (`HeldWrites.first_layers`).
         of_run, of_layer = self.graph.numbers_held, max(Counter(end.layer for end in self.graph.receivers).values())
         row_bytes = (2 * of_run + max(of_run, of_layer * self.view.d_model)) * self.sequences.tokens.shape[1] * 4
         return max(1, min(self.sequences.rows_at_once(self.view), 3 * batch_on(self.view.device).held // row_bytes))
 
     def in_batches(self, run: Callable[[slice], _Found], *, backward: bool = False) -> Iterator[_Found]:
-        """Yield the result of `run` for each batch of at most `rows_at_once` pairs, given as a slice.
+        """Yield the result of `run` for each batch of pairs; `run` gets the batch as a slice of pair numbers.
 
-        `backward`: `run` makes a backward pass over all layers, so batches are small enough for its stored scores.
+        `backward`: True if `run` makes a backward pass over all layers; batches are then small enough for its stored
+        scores.
         """
         n, width = self.sequences.tokens.shape
         most = rows_of_scores(self.view, width, backward=True) if backward else n
         return in_batches(n, max(1, min(self.rows_at_once, most)), run)
 
     def differences(self, batch: slice) -> HeldWrites:
-        """Return each sender's write on the clean prompts minus its write on the counterfactual prompts."""
+        """Run both prompts of a batch of pairs; return each sender's clean write minus its counterfactual write.
+
+        `batch` is a slice of pairs.
+        """
         clean = written_by(self.graph, self.sequences.tokens[batch])
         clean.less(written_by(self.graph, self.other.tokens[batch]))
         return clean
 
     def circuit_values(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
-        """Return the metric of each pair in each circuit.
+        """Run every circuit on every pair and return the metric of each pair in each circuit.
 
-        Each circuit takes one forward pass of the clean prompts, and all circuits together one of the counterfactual
-        prompts. Several circuits run as one batch, which changes numbers only by rounding.
+        A circuit is a mask [receivers, senders], True for kept edges. Each circuit takes one forward pass of the clean
+        prompts, and all circuits together one of the counterfactual prompts. Several circuits run as one batch, which
+        changes numbers only by rounding.
         """
         values, kept = MetricValues(self.sequences, len(circuits)), np.stack([*circuits])
         with bar(len(self.sequences.tokens) * len(circuits), "circuits", "run of a pair") as shown:
@@ -108,7 +113,7 @@ class Pairs:
                 then = written_by(self.graph, self.other.tokens[batch])
 
                 def of_circuits(some: slice) -> Tensor:
-                    """Return the values of the batch in some of the circuits."""
+                    """Return the values of the batch of pairs in some of the circuits, given as a slice."""
                     of_some = values.read(batch, cut_logits(self.graph, tokens, then, kept[some], predicted))
                     shown.update(len(of_some) * len(tokens))
                     return of_some
@@ -123,7 +128,7 @@ class Pairs:
         return values.result().numpy()
 
     def plain_values(self) -> Float64[np.ndarray, "sides pairs"]:
-        """Return the metric of each pair in plain runs: first row the clean, second row the counterfactual prompts."""
+        """Run all prompts without any cut; return the metric of each pair: row 0 clean, row 1 counterfactual."""
         swapped = replace(self.sequences, tokens=self.other.tokens)
         return np.stack([metric_value_of(self.view, side).per_sequence for side in (self.sequences, swapped)])
 
@@ -131,9 +136,10 @@ class Pairs:
 def pairs_of(view: AttentionView, task: Task) -> Pairs:
     """Return the clean and counterfactual prompts of a task on a model, after checking that circuits can be run.
 
-    Raises ValueError if `task` is not a task, has no counterfactual prompts, or has prompts that do not fit;
-    EditNotHonored if a run without edges differs from the run of the counterfactual prompts; UnsupportedArchitecture if
-    a layer or MLP cannot be read.
+    A circuit is a set of edges that carry the clean prompt, while all others carry the counterfactual. Raises
+    ValueError if `task` is not a task, has no counterfactual prompts, or has prompts that do not fit; EditNotHonored if
+    a run without edges differs from the run of the counterfactual prompts; UnsupportedArchitecture if a layer or MLP
+    cannot be read.
     """
     require_stream(view)
     chosen = task_of(task)
@@ -153,7 +159,7 @@ def pairs_of(view: AttentionView, task: Task) -> Pairs:
 def _require_both_ends(pairs: Pairs) -> None:
     """Raise EditNotHonored if the model cannot run circuits, tested on the first pair.
 
-    All edges kept must give the clean run, and no edge kept the counterfactual run.
+    With all edges kept, the logits must be those of the clean run; with no edge kept, those of the counterfactual run.
     """
     # Every run has two rows: GPUs round a batch of another size differently, and deep models enlarge the difference.
     graph, tokens = pairs.graph, pairs.sequences.tokens[:1]
@@ -187,7 +193,7 @@ class Stream:
     Attributes:
         graph: senders and receivers.
         written: writes of this run so far, minus the writes of `then` if that is given.
-        then: writes of an earlier run.
+        then: writes of all senders in an earlier run, which cut edges carry.
         cut: share of each edge that is cut, by circuit (1: cut); None changes nothing. The batch then holds one copy of
             the prompts for each circuit.
         acting: True for receivers that are edited; None: all.
@@ -204,7 +210,10 @@ class Stream:
     window: Window | None = None
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks: they store each sender's write, and change the stream of receivers with cut edges."""
+        """Return the `fwd_hooks` list that stores each sender's write in `written` and edits the streams of receivers.
+
+        Without `cut` nothing is edited.
+        """
         view, place = self.graph.view, self.graph.sender_index
         hooks: list[Hook] = [(view.hook_names(0)["residual"], partial(self._note, 0))]
         for layer, writes in enumerate(self.graph.writes):
@@ -224,15 +233,21 @@ class Stream:
         return hooks
 
     def _note(self, sender: int, written: Float[Tensor, "batch pos d_model"], hook: Any = None) -> None:
-        """Store the write of a sender."""
+        """Store the write of the sender with this index in `written`. `hook` is not used."""
         self.written.note(sender, widened(written), self.then)
 
     def _note_heads(self, layer: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
-        """Store the z of the heads of a layer."""
+        """Store the z (output before W_O) of the heads of a layer in `written`.
+
+        `writes` are the maps from z to the stream; `hook` is not used.
+        """
         self.written.note_heads(layer, z_of(z, writes.w_o), self.then)
 
     def _note_mixer(self, layer: int, behind: Literal["residual_after", "middle"], x: Tensor, hook: Any) -> None:
-        """Store the write of a mixer: the stream x behind it, minus its other terms."""
+        """Store the write of a layer's mixer in `written`: the stream `x` behind it, minus the stream's other terms.
+
+        `behind` is the short name of the hook point of `x`; `hook` is not used.
+        """
         view = self.graph.view
         captured = {**self.held, view.hook_names(layer)[behind]: x}
         self._note(self.graph.sender_index[f"L{layer}MIX"], mixed(view, layer, captured, widened, behind))
@@ -242,12 +257,12 @@ class Stream:
         return self._edited(self.graph.kinds[kind])
 
     def _edited(self, places: slice) -> list[int]:
-        """Return the indices in `places` of receivers that are edited."""
+        """Return the indices of edited receivers within the slice `places`, as a list."""
         every = range(len(self.graph.receivers))[places]
         return [place for place in every if self.acting is None or self.acting[place]]
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
-        """Return the change to subtract from the streams of the receivers of a kind."""
+        """Return a list with one `Cut`: what to subtract from the streams of receivers of a kind, (layer, input)."""
         places, first = self._places(kind), self.graph.kinds[kind].start
         if self.window is None or places[0] not in self.window.receivers:
             assert self.cut is not None
@@ -260,7 +275,10 @@ class Stream:
 
 @torch.no_grad()
 def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> HeldWrites:
-    """Run the model once on these token ids and return the writes of all senders."""
+    """Run the model once on these token ids and return the writes of all senders (heads, MLPs, mixers, embedding).
+
+    `graph` has the model and its senders.
+    """
     stream = Stream(graph, HeldWrites(graph))
     run_with(stream, tokens, slice(-1, None))
     return stream.written
@@ -276,15 +294,17 @@ def cut_logits(
     *,
     whole: bool = False,
 ) -> Float[Tensor, "circuits batch predicted d_vocab"]:
-    """Return the logits of the clean prompts in each circuit.
+    """Run the clean prompts in each circuit, and return the logits at the positions `predicted`.
+
+    Edges that a circuit does not keep carry the sender's write on the counterfactual prompt.
 
     Args:
         graph: senders and receivers.
-        tokens: clean prompts.
+        tokens: token ids of the clean prompts.
         then: writes on the counterfactual prompts, which cut edges carry.
         kept: True for kept edges, for each circuit.
         predicted: positions of the logits.
-        whole: edit all receivers. Default: only receivers with a path to the logits, which gives the same logits.
+        whole: True edits all receivers. Default: only receivers with a path to the logits, which gives the same logits.
     """
     cut = graph.possible & ~kept
     acting = np.asarray(cut.any(axis=(0, 2)))
@@ -297,7 +317,11 @@ def cut_logits(
 
 
 def run_with(stream: Stream, tokens: Tensor, predicted: Positions) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Run the model with the hooks of a `Stream` and return the logits at some positions."""
+    """Run the model with the hooks of a `Stream` and return the logits at the positions `predicted`.
+
+    `tokens` are the token ids; with cut edges one copy of the prompts for each circuit. The writes are then in
+    `stream.written`.
+    """
     view = stream.graph.view
     with view.hooks_on(stream.hooks()):
         return logits_at(view, tokens, predicted)

@@ -28,8 +28,9 @@ _OF_HELD = 16  # changes of queries and keys take 1/16 of the memory of a batch
 def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
     """Return the kinds of receivers, (layer, "q") or (layer, "k"), whose attention can be computed again.
 
-    Left out are layers whose query/key norm takes its mean over all heads (OLMo 2): there an edge into one head changes
-    other heads too. Raises EditNotHonored if the model's output does not depend on the z that it shows.
+    Layers whose query/key norm takes its mean over all heads (OLMo 2) are left out: an edge into one head changes other
+    heads there. Raises EditNotHonored if the model's output does not depend on the z (heads' output before W_O) that it
+    shows.
     """
     kinds: list[tuple[int, Input]] = []
     for layer in view.layers:
@@ -44,11 +45,12 @@ def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
 
 
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
-    """Return the attention of layer `index` in a run, in a form in which queries or keys (`what`) can be changed.
+    """Return the attention of layer `index` in a run as a `ReceiverLayer`, in which queries or keys can be changed.
 
-    `captured` has the activations at the layer's `READ_POINTS` by hook name. Raises ScoreMismatch if the attention of
-    the run does not follow from its queries and keys (learned sinks, hooks that edit scores), ValueError for prompts
-    longer than the layer's score scale allows, UnsupportedArchitecture for a layer that cannot be read.
+    `view` is the model. `what` is the input that can be changed, "q" or "k". `captured` has the activations at the
+    layer's attention hook points, by hook name. Raises ScoreMismatch if the attention of the run does not follow from
+    its queries and keys (learned sinks, hooks that edit scores), ValueError for prompts longer than the layer's score
+    scale allows, UnsupportedArchitecture for a layer that cannot be read.
     """
     layer = receiver_layer(view, captured, index, what, widened)
     rows = torch.arange(layer.query.shape[1], device=layer.query.device).expand(len(layer.query), -1)
@@ -65,8 +67,8 @@ def gradient_of_attention(
 ) -> Float[Tensor, "batch heads pos pos"]:
     """Return the gradient of the metric in the attention weights of a layer: of_z_i . v_j for query i and key j.
 
-    z is the heads' output before W_O in the run, `of_z` the gradient there, `values` the value vectors v. Raises
-    ScoreMismatch if z is not attention times values (a hook edits it).
+    `layer` is the attention of the run. z is the heads' output before W_O in the run, `of_z` the gradient there,
+    `values` the value vectors v. Raises ScoreMismatch if z is not attention times values (a hook edits it).
     """
     # Computed from z because a bridge may show its attention without using edits of it.
     by_head, of_z = (widened(side).reshape(*side.shape[:2], layer.query.shape[2], -1) for side in (z, of_z))
@@ -100,9 +102,9 @@ def attention_effects(
 
     Args:
         layer: the attention of a layer in the run, for queries or keys.
-        removed: clean minus counterfactual writes at the last positions; nothing differs before these.
-        n_senders: how many of the first senders have an edge into the layer.
-        counted: which of the last positions the edge is cut at.
+        removed: clean minus counterfactual writes of the senders at the last positions; nothing differs before these.
+        n_senders: the first so many senders have an edge into the layer.
+        counted: True for those of the last positions at which the edge is cut.
         gradient: gradient of the metric in the attention weights.
         n_receivers: receivers of this kind in the layer: heads, or groups of heads that share keys.
     """

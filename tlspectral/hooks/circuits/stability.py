@@ -1,4 +1,8 @@
-"""How far the chosen edges depend on the sample of pairs: standard errors, bootstrap shares, overlaps of halves."""
+"""How far the chosen edges depend on the sample of pairs: standard errors, bootstrap shares, overlaps of halves.
+
+A unit is a distinct pair of prompts, or a block of pairs. `terms` [units, edges] has the share of each unit in the
+estimate of each edge; their sum over units is the estimate.
+"""
 
 from typing import Any
 
@@ -21,9 +25,10 @@ UnitTerms = Float64[np.ndarray, "units edges"]
 
 
 def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float64[np.ndarray, "edges"]:
-    """Return the standard error over units of each edge's estimate, which is the sum of its terms; NaN for one unit.
+    """Return the standard error of each edge's estimate over units (pairs, or blocks of pairs); NaN for one unit.
 
-    `terms` has the share of each unit in the mean over all pairs, `sizes` the number of pairs in each unit.
+    `terms` [units, edges] has the share of each unit in the estimate, which is their sum. `sizes` has the number of
+    pairs in each unit.
     """
     # The same formula as `tasks.metric_value.standard_error`.
     n_units = len(terms)
@@ -36,7 +41,8 @@ def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float6
 def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "edges"]:
     """Return for each edge the share of bootstrap samples in which it is among the n edges of largest |estimate|.
 
-    Samples are drawn over units (pairs or blocks of pairs). An estimate of 0 is never chosen. NaN for one unit.
+    1,000 samples are drawn over units (pairs or blocks of pairs), with `seed`. `terms` [units, edges] has the share of
+    each unit in the estimates. An estimate of 0 is never chosen. NaN for one unit.
     """
     n_units, n_edges = terms.shape
     if n_units < 2:
@@ -51,10 +57,11 @@ def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "
 def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
     """Return how far two disjoint parts of the pairs choose the same n largest edges, as a dict of four attrs.
 
-    `overlap_half` and `overlap_quarter` are the mean Jaccard index of the edges that two halves, or two quarters, of
-    the units choose. `overlap_extrapolated` is the index for two samples as large as this one, by a power law in the
-    number of units. `units_extrapolated` is the number of units for an index of .9. A value is None for too few units,
-    if halves do not agree better than quarters, or for more than a million units.
+    `terms` [units, edges] has the share of each unit (pair, or block of pairs) in the estimate of each edge; `seed`
+    draws the parts. `overlap_half` and `overlap_quarter` are the mean Jaccard index of the edges that two halves, or
+    two quarters, of the units choose. `overlap_extrapolated` is the index for two samples as large as this one, by a
+    power law in the number of units. `units_extrapolated` is the number of units for an index of .9. A value is None
+    for too few units, if halves do not agree better than quarters, or for more than a million units.
     """
     rng, n_units = np.random.default_rng(seed), len(terms)
     attrs: dict[str, Any] = {}
@@ -73,7 +80,11 @@ def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
 
 
 def _overlap(terms: UnitTerms, n: int, size: int, rng: np.random.Generator) -> float:
-    """Return the mean Jaccard index of the n largest edges of two disjoint random parts with `size` units each."""
+    """Return the mean Jaccard index of the n largest edges in two disjoint random parts with `size` units each.
+
+    `terms` [units, edges] has the share of each unit (pair, or block of pairs) in the estimates. The mean is over 100
+    random splits, drawn with `rng`.
+    """
     shares = []
     for _ in range(SPLITS):
         order = rng.permutation(len(terms))
@@ -83,7 +94,7 @@ def _overlap(terms: UnitTerms, n: int, size: int, rng: np.random.Generator) -> f
 
 
 def _largest(estimates: Float64[np.ndarray, "samples edges"], n: int) -> Bool[np.ndarray, "samples edges"]:
-    """Return a mask of the n edges of largest |estimate| in each sample, without estimates of 0."""
+    """Return a mask, True for the n edges of largest |estimate| in each sample, without estimates of 0."""
     size = np.abs(estimates)
     chosen = np.zeros(size.shape, dtype=bool)
     n = min(n, size.shape[1])

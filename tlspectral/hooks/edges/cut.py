@@ -20,9 +20,9 @@ class Cut(NamedTuple):
     """Writes to subtract from the residual stream that some receivers of one layer and one kind read.
 
     Attributes:
-        receivers: indices among the layer's receivers of this kind.
+        receivers: indices among the layer's receivers of this kind (queries, keys, values, MLP or logits).
         rows: rows of the batch in which to subtract.
-        removed: what is subtracted, one tensor per receiver or one for all.
+        removed: the tensor to subtract, one per receiver or one for all.
     """
 
     receivers: list[int]
@@ -36,8 +36,8 @@ class ReceiverInput:
 
     Attributes:
         layer: index of the layer; for logits the last layer.
-        what: "q", "k", "v", "mlp" or "logits".
-        names: from short names to the layer's hook points.
+        what: kind of the receivers: "q", "k", "v", "mlp" or "logits".
+        names: dict from short names ("query", "residual", ...) to the full names of the layer's hook points.
         reads: norm and weights between the stream and the hook point; None for logits.
     """
 
@@ -48,7 +48,7 @@ class ReceiverInput:
 
     @property
     def point(self) -> str:
-        """Name of the hook point whose activation the receivers read."""
+        """Full name of the hook point whose activation the receivers read."""
         if isinstance(self.reads, MlpReads):
             return self.reads.point
         return self.names["residual_after" if self.reads is None else self.reads.point]
@@ -59,7 +59,12 @@ class ReceiverInput:
         return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
 
     def hooks(self, cuts: Callable[[], list[Cut]]) -> list[Hook]:
-        """Return hooks that subtract the cuts from the receivers' input. `cuts` is called while the model runs."""
+        """Return hooks that subtract writes from the stream that the receivers read, as pairs (hook point, hook).
+
+        `cuts` is a function without arguments that returns the writes as `Cut`s; it is called while the model runs. The
+        hooks replace the receivers' activation (queries, keys, values, MLP input) by one computed from the changed
+        stream; the stream itself stays.
+        """
         held: dict[str, Tensor] = {}
 
         def edit(read: Tensor, hook: Any) -> Tensor:
@@ -87,9 +92,10 @@ class ReceiverInput:
     def gradient(
         self, of_read: Float[Tensor, "*shape"], passed: Mapping[str, Tensor]
     ) -> Float[Tensor, "receivers batch pos d_model"]:
-        """Carry the gradient `of_read` at the receivers' hook point back to the residual stream of each receiver.
+        """Return the gradient in the residual stream of each receiver, from the gradient at the receivers' hook point.
 
-        `passed`: activations of the run at the hook points of `streams`, by name.
+        `of_read` is the gradient at the hook point. `passed`: activations of the run at the hook points of `streams`,
+        by full name.
         """
         if self.reads is None:
             return of_read[None]
@@ -106,9 +112,10 @@ class ReceiverInput:
 
 
 def receiver_inputs(view: AttentionView, layer: int, what: Any) -> list[ReceiverInput]:
-    """Return a `ReceiverInput` for each hook point at which receivers of kind `what` in a layer read the stream.
+    """Return a `ReceiverInput` for each hook point at which receivers of one kind in a layer read the stream.
 
-    Raises as `AttentionView.raw` and `mlp_reads`.
+    `view` is the model. `what` is the kind: "q", "k", "v", "mlp" or "logits". Gated attention has two hook points for
+    "q". Raises UnsupportedArchitecture if the layer or its MLP cannot be read.
     """
     layer = min(layer, view.n_layers - 1)
     if what in INPUT_POINTS:
@@ -124,9 +131,10 @@ def without(
     reads: LayerReads,
     cuts: Iterable[Cut],
 ) -> Float[Tensor, "batch pos *width"]:
-    """Return the queries, keys or values `captured` as heads compute them from the stream `x` minus the cuts.
+    """Return a copy of the queries, keys or values `captured` as heads compute them after some writes are subtracted.
 
-    Entries of receivers that no cut names stay equal to the bit.
+    `x` is the residual stream, `reads` the norm and weights between it and `captured`, `cuts` the writes to subtract.
+    `captured` and `x` are not changed. Entries of receivers that no cut names stay equal to the bit.
     """
     edited = captured.clone(memory_format=torch.contiguous_format)
     by_head = rearrange(  # some models repeat keys and values, one per query head

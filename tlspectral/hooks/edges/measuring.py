@@ -1,4 +1,4 @@
-"""Measure the exact effect of cutting each edge, on a task or on attention; return table columns."""
+"""Measure the exact effect of cutting each edge, on a task or on attention, and return table columns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -37,8 +37,12 @@ Deltas = Float64[np.ndarray, "edges draws sequences"]
 class Edge(NamedTuple):
     """A sender and a receiver: one row of the table of `edge_effects`.
 
-    `end` is the receiver. `head` is the head whose attention is measured; for a task the first head that was asked for,
-    -1 for an MLP and the logits. `place` names the position at which the edge is cut; None for all positions.
+    Attributes:
+        sender: the head, MLP, mixer or embedding that writes.
+        end: the receiver.
+        head: head of the receiver whose attention is measured; for a task the first head that the user named, -1 for an
+            MLP and the logits.
+        place: name of the position at which the edge is cut; None for all positions.
     """
 
     sender: Sender
@@ -48,7 +52,11 @@ class Edge(NamedTuple):
 
     @property
     def names(self) -> dict[str, Any]:
-        """Columns of the table that name the edge, and their values."""
+        """Dict with the columns of the table that name the edge.
+
+        Keys: `sender, layer, head` (of the sender), `receiver, receiver_layer, receiver_head, input` ("q", "k", "v",
+        "mlp" or "logits"), `reached` (heads that the edit changes) and, for an edge at one position, `position`.
+        """
         sender, receiver = self.sender, self.end.receiver
         return {
             "sender": sender.name,
@@ -66,10 +74,10 @@ class Edge(NamedTuple):
 def edges_between(
     view: AttentionView, senders: list[Sender], ends: list[Reached], *, each_head: bool, places: list[str | None]
 ) -> list[Edge]:
-    """Return the edges from each sender to each later receiver, at each place.
+    """Return a list of the edges from each sender to each later receiver in `ends`, at each position in `places`.
 
-    `each_head`: an edge per head that was asked for; otherwise one edge for all heads of the receiver. `places`: names
-    of positions at which edges are cut; [None] cuts at all positions together.
+    `view` is the model. `each_head`: True makes one edge per head that the user named; False one edge for all heads of
+    the receiver. `places`: names of positions at which edges are cut; [None] cuts at all positions together.
     """
     edges = []
     for end in ends:
@@ -90,8 +98,9 @@ class Prepared:
     """Runs of the intact model that all edges of a call are compared with.
 
     Attributes:
-        run: what senders wrote.
-        intact: the run that replays go on from, and the value of each sequence; None if attention is measured.
+        run: writes of the senders.
+        intact: the run from which layers are run again with an edge cut, and its value of each sequence; None if
+            attention is measured.
         places: from the name of a position (`at=`) to the position in each sequence.
     """
 
@@ -100,7 +109,11 @@ class Prepared:
     places: dict[str, Int[Tensor, "sequences"]]
 
     def removed(self, edge: Edge, draw: int) -> Float[Tensor, "sequences pos d_model"]:
-        """Return the write to subtract for an edge: the sender's (draw -1), or a control write (draw 0, 1, ...)."""
+        """Return the write to subtract to cut an edge: the sender's own write (draw -1), or a random control.
+
+        It is the write minus its replacement, such as the write on the counterfactual prompt. Controls are numbered
+        draw 0, 1, ... The tensor is 0 outside the edge's position, if it has one.
+        """
         removed = self.run.removed(edge.sender, draw)
         if edge.place is None:
             return removed
@@ -110,18 +123,26 @@ class Prepared:
 
 @dataclass(frozen=True)
 class QueryKeyPairs:
-    """Pairs of positions whose attention is measured: the i-th query of a sequence and the i-th key."""
+    """Pairs of positions whose attention is measured: the i-th query of a sequence and the i-th key.
+
+    Attributes:
+        queries, keys: positions of the queries and of the keys in each sequence, counted from 0.
+    """
 
     queries: Int[Tensor, "sequences pairs"]
     keys: Int[Tensor, "sequences pairs"]
 
     def on(self, device: torch.device) -> "QueryKeyPairs":
-        """Return the same pairs, moved to a device."""
+        """Return the same pairs, copied to a device. This object stays where it is."""
         return QueryKeyPairs(self.queries.to(device), self.keys.to(device))
 
 
 def by_kind(edges: list[Edge], rows: Iterable[int]) -> dict[tuple[int, str], list[int]]:
-    """Group `rows`, indices into `edges`, by layer and input of the receiver; return a sorted dict of lists."""
+    """Group edges by layer and input of their receiver.
+
+    Return a dict from (layer, input) to indices into `edges`, sorted by its keys; an input is "q", "k", "v", "mlp" or
+    "logits". `rows` are the indices to group.
+    """
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row in rows:
         receiver = edges[row].end.receiver
@@ -137,10 +158,13 @@ def edge_columns(
     pairs: QueryKeyPairs | None,
     prepared: Prepared,
 ) -> pd.DataFrame:
-    """Cut each edge and return its columns `attention, delta, delta_se, ...` in a row.
+    """Cut each edge and return a DataFrame with a row per edge, in the order of `edges`.
 
-    All edges of a receiver must be given together. `draws`: control writes per edge. `pairs`: queries and keys whose
-    attention is measured; None: the effect is measured on the task.
+    Columns: `attention` (NaN on a task), `delta, delta_se`, with draws also the comparison with controls
+    (`control_delta`, ..., `pvalue, pvalue_floor`), and `k_composition` unless replaced by counterfactual writes. All
+    edges of a receiver must be given together. `sequences` are the prompts with the metric, `draws` the number of
+    random control writes per edge. `pairs`: queries and keys whose attention is measured; None: the effect is measured
+    on the task. `prepared`: runs of the intact model.
     """
     kinds, attention = by_kind(edges, range(len(edges))), np.full(len(edges), np.nan)
     if pairs is None:
@@ -180,7 +204,11 @@ def edge_columns(
 
 
 def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepared: Prepared) -> Deltas:
-    """Return the metric with each edge cut minus the intact metric; the first draw is the edge itself."""
+    """Return the metric with each edge cut minus the intact metric, [edges, 1 + draws, sequences].
+
+    On axis 1, entry 0 is the edge itself and the others are its random controls. `sequences` are the prompts with the
+    metric, `prepared` the runs of the intact model.
+    """
     assert prepared.intact is not None
     intact, values = prepared.intact
     replays: list[Replays] = []
@@ -202,7 +230,11 @@ def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepar
 def _cutting(
     reading: list[ReceiverInput], cut: list[tuple[Edge, int]], prepared: Prepared, chunk: slice, batch: slice
 ) -> list[Hook]:
-    """Return hooks that cut the edges `cut[chunk]` (edge, draw) on the sequences `batch`, each edge on its own copy."""
+    """Return hooks that cut the edges `cut[chunk]` on the sequences `batch`, each edge on its own copy of the batch.
+
+    `reading` says how the receivers of these edges read the stream. An entry of `cut` is (edge, draw): draw -1
+    subtracts the sender's write, 0, 1, ... a random control. `prepared` has the writes; `chunk` and `batch` are slices.
+    """
     cuts: list[Cut] = []
     for edge, draw in cut[chunk]:
         # Copied, because a view would keep the writes of all senders of the layer in memory.
@@ -215,7 +247,12 @@ def _cutting(
 def _attention_deltas(
     edges: list[Edge], pairs: QueryKeyPairs, draws: int, prepared: Prepared
 ) -> tuple[Float64[np.ndarray, "edges"], Deltas]:
-    """Return the intact attention of each edge's head, mean over sequences, and its change when the edge is cut."""
+    """Return the intact attention of each edge's head, mean over sequences, and its change when the edge is cut.
+
+    `pairs` are the queries and keys, `prepared` the run of the intact model. The change is [edges, 1 + draws,
+    sequences]: entry 0 of axis 1 is the edge itself, the others are random controls. All edges end in one layer and one
+    input.
+    """
     first_receiver = edges[0].end.receiver
     view, captured = prepared.run.view, prepared.run.captured
     receiver = receiver_layer(view, captured, first_receiver.layer, first_receiver.input, in_float64_on_cpu)
@@ -241,7 +278,8 @@ def _attention_deltas(
 def _composition(edges: list[Edge], layer: int, what: Any, prepared: Prepared) -> list[float]:
     """Return for each edge the composition score of its sender with the receiver's heads, mean over heads.
 
-    NaN for senders that are not heads. `layer` and `what` are layer and input of the receivers.
+    The score is computed from weights. NaN for senders that are not heads. `layer` and `what` are layer and input ("q",
+    "k" or "v") of the receivers, `prepared` has the model.
     """
     heads_of_edges = [list(edge.end.asked) if prepared.intact is not None else [edge.head] for edge in edges]
     all_heads = sorted({head for heads in heads_of_edges for head in heads})
@@ -267,7 +305,7 @@ class ReceiverLayer:
         residual: the residual stream of the run.
         query, key: before query/key norm and rotation. In latent attention they are after the latent's norm, and
             `settings` has no norm.
-        allowed: pairs of query and key that are not masked.
+        allowed: True for pairs of query and key that are not masked.
         pattern: attention of the run.
         tables: cos and sin that the run applied, per rotary pair; None without rotary positions.
     """
@@ -286,7 +324,11 @@ class ReceiverLayer:
     def change(
         self, removed: Float[Tensor, "senders sequences pos d_model"], pairs: QueryKeyPairs
     ) -> Float[Tensor, "senders sequences rows heads d_head"]:
-        """Return the change of queries (at the queries of `pairs`) or of keys (at all positions) without a write."""
+        """Return the change of queries or keys when the write of each sender is subtracted from the stream.
+
+        `removed` are the writes. Queries change at the queries of `pairs` (then `rows` are these), keys at all
+        positions. The run in this object stays as it is.
+        """
         x = self.residual
         if self.what == "q":
             rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1])
@@ -299,7 +341,10 @@ class ReceiverLayer:
         pairs: QueryKeyPairs,
         change: Float[Tensor, "*copies sequences rows heads d_head"] | None = None,
     ) -> Float64[Tensor, "*copies sequences"]:
-        """Return the head's attention from query to key, mean over the pairs of a sequence; after `change` if given."""
+        """Return the head's attention from query to key, mean over the pairs of positions of a sequence.
+
+        `change` is the change of queries or keys after a cut, from the method `change`; None: the intact run.
+        """
         weights = self.weights(head, pairs.queries, change)
         keys = pairs.keys[..., None].expand(*weights.shape[:-1], 1)
         return summed(weights.gather(-1, keys)[..., 0], -1) / pairs.keys.shape[-1]
@@ -310,16 +355,21 @@ class ReceiverLayer:
         rows: Int[Tensor, "sequences rows"],
         change: Float[Tensor, "*copies sequences changed heads d_head"] | None = None,
     ) -> Float[Tensor, "*copies sequences rows pos"]:
-        """Return the head's attention of the queries `rows` to all keys.
+        """Return the head's attention of the queries at positions `rows` to all keys.
 
-        `change` is added to the queries at these rows, or to keys at all positions.
+        `change` is added to the queries at these positions if `what` is "q", else to keys at all positions; None: the
+        intact run.
         """
         return self._scores(head, rows, change).softmax(-1)
 
     def _scores(
         self, head: int, rows: Int[Tensor, "sequences rows"], change: Tensor | None = None
     ) -> Float[Tensor, "*copies sequences rows pos"]:
-        """Return the head's scaled scores of the queries `rows`, -inf where masked; `change` as in `weights`."""
+        """Return the head's scaled scores of the queries at positions `rows` with all keys, -inf where masked.
+
+        `change` is added to the queries at these positions if `what` is "q", else to keys at all positions; None: the
+        intact run.
+        """
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         queries = self.query.gather(1, rows[..., None, None].expand(-1, -1, *self.query.shape[2:]))
         scores = HeadScores.of_rows(
@@ -329,7 +379,10 @@ class ReceiverLayer:
         return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)
 
     def require_own_pattern(self, head: int, rows: Int[Tensor, "sequences rows"]) -> None:
-        """Raise ScoreMismatch if the head's attention in the run does not follow from its queries and keys."""
+        """Raise ScoreMismatch if the head's attention in the run does not follow from its queries and keys.
+
+        `rows` are the positions of the queries that are compared.
+        """
         of_run = _rows_of(self.pattern[:, head], rows)
         require_own_pattern(self._scores(head, rows), of_run, self.pattern.dtype, head_name(self.index, head))
 
@@ -337,11 +390,12 @@ class ReceiverLayer:
 def receiver_layer(
     view: AttentionView, captured: dict[str, Tensor], index: int, what: Input, cast: Cast
 ) -> ReceiverLayer:
-    """Return the `ReceiverLayer` of a layer from the activations of a run; cuts change its input `what`.
+    """Return the `ReceiverLayer` of layer `index` from the activations of a run; cuts change its input `what`.
 
-    `captured`: activations at the layer's `READ_POINTS`. `cast`: conversion of activations to the dtype to compute in.
-    Raises ValueError if the sequences are longer than the layer's score scale holds, ScoreMismatch if the rotary tables
-    do not follow from the layer's frequencies, and as `AttentionView.raw`.
+    `view` is the model, `captured` the activations by hook name: stream, queries, keys, rotary cos and sin, scores and
+    pattern of the layer. `cast`: function that converts activations to the dtype to compute in. Raises ValueError if
+    the sequences are longer than the layer's score scale allows, ScoreMismatch if the rotary tables do not follow from
+    the layer's frequencies, UnsupportedArchitecture if the layer cannot be read.
     """
     names, raw = view.hook_names(index), view.raw(index)
     residual, pattern = (captured[names[point]] for point in ("residual", "pattern"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tlspectral.containers import values
-from tlspectral.errors import BadHead, warn_caller
+from tlspectral.errors import BadHead, shown, warn_caller
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.stream.mlp import mlp_reads
@@ -27,8 +27,9 @@ class Reached:
     """A receiver of a model, the query heads that the user named, and the query heads that an edit changes.
 
     Attributes:
-        receiver: the receiver as tables name it. Keys or values that heads share, also through a latent, are one.
-        asked: query heads that the user named; for the name of a group, all heads of the group.
+        receiver: the receiver as tables name it. Keys or values that heads share, also through a latent, are one
+            receiver.
+        asked: query heads that the user named; for the name of a group of heads, all heads of the group.
         heads: query heads whose queries, keys or values change with an edit: all heads that share them, and every head
             of a layer whose query/key norm runs over all heads (OLMo 2).
     """
@@ -39,9 +40,11 @@ class Reached:
 
 
 def reached(view: AttentionView, receivers: Receivers) -> list[Reached]:
-    """Parse receivers in any form. Return them without duplicates, sorted by layer, input and head.
+    """Return the receivers that a user named, in any form, without duplicates, sorted by layer, input and head.
 
-    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture if its layer uses its keys as values.
+    `view` is the model. An entry has the receiver as tables name it, the heads that the user named and the heads that
+    an edit changes. Raises BadHead for a receiver that does not exist, UnsupportedArchitecture if its layer uses its
+    keys as values.
     """
     asked: dict[Receiver, set[int]] = {}
     for named in _receivers_in(view, receivers):
@@ -52,9 +55,10 @@ def reached(view: AttentionView, receivers: Receivers) -> list[Reached]:
 
 
 def _receivers_in(view: AttentionView, receivers: Receivers) -> list[Receiver]:
-    """Parse receivers without duplicates, in the order given; heads of `{"k": heads}` in the order of the model.
+    """Return the receivers that a user named, without duplicates, in the order given.
 
-    Raises BadHead for values that are not receivers, and for heads that do not exist.
+    Heads of `{"k": heads}` are in the order of the model. Raises BadHead for values that are not receivers, and for
+    heads that do not exist.
     """
     if not isinstance(receivers, Mapping):
         return read_receivers(receivers)
@@ -62,7 +66,7 @@ def _receivers_in(view: AttentionView, receivers: Receivers) -> list[Receiver]:
         return read_receivers(values(receivers["receiver"]) or [])
     wrong = [input for input in receivers if input not in ("q", "k", "v")]
     if wrong:
-        raise BadHead(f"{receivers!r} names no receivers: {RECEIVER_FORMS}")
+        raise BadHead(f"{shown(receivers)} names no receivers: {RECEIVER_FORMS}")
     return [
         Receiver(layer, head, input)  # type: ignore[arg-type]
         for input, heads in receivers.items()
@@ -72,9 +76,10 @@ def _receivers_in(view: AttentionView, receivers: Receivers) -> list[Receiver]:
 
 
 def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]:
-    """Return a receiver as the model has it (keys of a group for keys of a head), and the query heads it names.
+    """Return a receiver as the model has it, and the query heads that the user named with it.
 
-    Raises BadHead if it does not exist.
+    `named` is the receiver as the user wrote it; keys of a head that shares them become keys of its group. Raises
+    BadHead if it does not exist.
     """
     layer, head, what, shared = named
     if what == "logits":
@@ -85,7 +90,7 @@ def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]
     layer = known
     if what == "mlp":
         if mlp_reads(view, layer) is None:
-            raise BadHead(f"{named.name} does not exist: layer {layer} has no MLP")
+            raise BadHead(f"{named.name} does not exist: layer {layer} has no MLP; leave it out")
         return Receiver(layer, -1, what), ()
     raw = view.raw(layer)
     require_own_projections(raw, layer)
@@ -105,7 +110,10 @@ def _own(view: AttentionView, named: Receiver) -> tuple[Receiver, Iterable[int]]
 
 
 def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
-    """Return the query heads whose input changes with an edit of the receiver; none for MLPs and logits."""
+    """Return the query heads whose input changes with an edit of the receiver; an empty tuple for MLPs and logits.
+
+    `view` is the model.
+    """
     if receiver.head < 0:
         return ()
     raw = view.raw(receiver.layer)
@@ -119,7 +127,7 @@ def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
 def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> None:
     """Raise ValueError if a receiver reads before a sender writes, BadHead if a receiver is an MLP or the logits.
 
-    `senders`: from layer to heads.
+    `senders`: dict from layer to the heads that write.
     """
     if not senders or not receivers:
         return
@@ -138,7 +146,10 @@ def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> Non
 
 
 def warn_of_other_heads(receivers: list[Reached]) -> None:
-    """Warn if an edit of these receivers also changes heads that the user did not name."""
+    """Warn once per layer and input if an edit of these receivers also changes heads that the user did not name.
+
+    The message names these heads, and the receivers to name instead.
+    """
     of_layer: dict[tuple[int, str], list[Reached]] = {}
     for end in receivers:
         of_layer.setdefault((end.receiver.layer, end.receiver.input), []).append(end)

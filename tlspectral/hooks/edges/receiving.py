@@ -30,28 +30,32 @@ from tlspectral.selection import Receiver
 
 @dataclass
 class EdgeRun:
-    """The changes of the residual stream that the senders of one `ablate` block make in the current run.
+    """The changes of the residual stream that the sending heads of one `ablate` block make in the current run.
 
     Attributes:
-        senders: from layer to heads.
-        removed: from thread to layer to the tensor that is subtracted from the stream.
+        senders: dict from layer to the heads that lose the part.
+        removed: dict from thread to dict from layer to the tensor that is subtracted from the stream.
     """
 
     senders: dict[int, list[int]]
     removed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     def forget(self, activation: Any, hook: Any) -> None:
-        """Drop the tensors of this thread, at the start of a run and after its last receiver."""
+        """Drop the stored tensors of this thread. It is a hook at the start of a run and after its last receiver.
+
+        The activation is not changed; `activation` and `hook` are not used.
+        """
         self.removed.pop(get_ident(), None)
 
     def take(self, layer: int, removed: Float[Tensor, "batch pos d_model"]) -> None:
-        """Store the tensor that the heads of one layer subtract from the stream."""
+        """Store the tensor `removed` that the heads of a layer subtract from the stream in this run."""
         self.removed.setdefault(get_ident(), {})[layer] = removed
 
     def total(self, layer: int, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return the sum of all senders' tensors, to subtract from the stream `x` at the layer of a receiver.
+        """Return the sum of the stored tensors of all senders, to subtract from the stream `x` at a receiver.
 
-        Raises EditNotHonored if a sender's layer did not run.
+        `layer` is the receiver's layer, for messages; `x` is not changed. Raises EditNotHonored if a sender's layer did
+        not run.
         """
         removed = self.removed.get(get_ident(), {})
         missing = [sender for sender in self.senders if sender not in removed]
@@ -67,13 +71,21 @@ class EdgeRun:
 
 @dataclass
 class EdgeSender:
-    """Hooks on the sending heads of one layer: compute how removing the part would change their writes."""
+    """Hooks on the sending heads of one layer: they compute how removing the part would change the heads' writes.
+
+    Attributes:
+        ablation: the heads and the part; its hooks measure the change and edit nothing.
+        run: stores the change for the hooks on the receivers.
+    """
 
     ablation: LayerAblation
     run: EdgeRun
 
     def hooks(self) -> list[Hook]:
-        """Return a `fwd_hooks` list that edits no activation. Raises EditNotHonored as `LayerAblation.hooks`."""
+        """Return a `fwd_hooks` list that measures the change of the heads' writes and edits no activation.
+
+        Raises EditNotHonored if a short run shows that removing the part here would not change the logits.
+        """
         ablation, names = self.ablation, self.ablation.names
         ablation.prove()
         return [
@@ -83,7 +95,10 @@ class EdgeSender:
         ]
 
     def _measure(self, z: Tensor, hook: Any) -> None:
-        """Store in `run` the tensor that removing the part subtracts from the stream, and keep the write."""
+        """Store in `run` the tensor that removing the part subtracts from the stream; `z` is not changed.
+
+        It also keeps the sum of all heads' writes, for `_compare_written`. `hook` is not used.
+        """
         ablation, layer = self.ablation, self.ablation.layer.layer
         writes = head_writes(ablation.view, layer, widened)
         z = z_of(z, writes.w_o)
@@ -95,7 +110,10 @@ class EdgeSender:
 
     @torch.no_grad()
     def _compare_written(self, attention: Tensor, hook: Any) -> None:
-        """Raise EditNotHonored if the output of attention is not the sum of the heads' writes and the biases."""
+        """Raise EditNotHonored if the output of attention is not the sum of the heads' writes and the biases.
+
+        `attention` is the activation at the hook point of this output; it is not changed.
+        """
         written = self.ablation.taken("written")
         attention = attention * self.ablation.view.attention_factor(self.ablation.layer.layer)
         require_close(
@@ -112,13 +130,13 @@ class EdgeSender:
 
 @dataclass(repr=False)
 class EdgeReceiver(HeadCapture):
-    """Hooks on the receivers of one layer: compute queries, keys or values again without the senders' part.
+    """Hooks on the receivers of one layer: they compute queries, keys or values again without the senders' part.
 
     Attributes:
         heads: the receivers; for keys and values, key/value heads.
         what: "q", "k" or "v".
-        point: short name of the edited hook point.
-        run: tensors of the senders.
+        point: short name of the edited hook point, such as "query".
+        run: changes of the stream by the senders in the current run.
     """
 
     what: Input
@@ -132,7 +150,10 @@ class EdgeReceiver(HeadCapture):
         return ", ".join(Receiver(self.layer.layer, head, self.what, shared).name for head in self.heads)
 
     def hooks(self) -> list[Hook]:
-        """Return a `fwd_hooks` list. Raise EditNotHonored if an edit of these inputs does not change the logits."""
+        """Return a `fwd_hooks` list that edits the receivers' queries, keys or values.
+
+        Raises EditNotHonored if a short run shows that an edit of these inputs does not change the logits.
+        """
         require_honoured(self.view, self.layer.layer, self.point)
         return [*self.holders("residual"), (self.names[self.point], self._edit)]
 
@@ -140,8 +161,8 @@ class EdgeReceiver(HeadCapture):
     def _require_own_reads(self, captured: Tensor, x: Tensor, reads: LayerReads) -> None:
         """Raise EditNotHonored if the queries, keys or values `captured` do not follow from the residual stream `x`.
 
-        The first sequence is compared. The bias of values is not known, so for values the difference only has to be
-        equal at all tokens.
+        `reads` are the norm and weights between the two. The first sequence is compared. The bias of values is not
+        known, so for values the difference only has to be equal at all tokens.
         """
         heads = list(range(len(reads.weight))) if reads.joint else self.heads
         by_head = reads.by_head(captured[:1])
@@ -166,7 +187,12 @@ class EdgeReceiver(HeadCapture):
         )
 
     def _edit(self, captured: Float[Tensor, "batch pos *width"], hook: Any) -> Tensor:
-        """Return queries, keys or values computed again from the stream without the senders' tensors."""
+        """Return a copy of `captured` (queries, keys or values) as the receivers read it without the senders' part.
+
+        It is computed from the stream minus the senders' tensors; only the receivers' entries change. `hook` is the
+        hook point. Raises EditNotHonored if another open block edits one of the receivers, if a sender's layer did not
+        run, or if `captured` does not follow from the stream.
+        """
         refuse_open_receivers([hook], self.what, self.heads, of=self)
         # An activation of a model spread over several devices moves inside a layer.
         x = widened(self.taken("residual")).to(captured.device)
@@ -181,8 +207,8 @@ class EdgeReceiver(HeadCapture):
 def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], of: EdgeReceiver | None = None) -> None:
     """Raise EditNotHonored if another open `ablate(..., into=)` block edits one of these receivers.
 
-    `points`: hook points of the layer. `what`, `heads`: input and indices of the receivers. `of`: the hooks that ask,
-    whose own block is not counted.
+    `points`: hook points of the layer, as modules; None entries are skipped. `what`, `heads`: input ("q", "k", "v") and
+    indices of the receivers. `of`: the hooks whose own block is not counted; None: all blocks count.
     """
     for point in points:
         for handle in getattr(point, "fwd_hooks", ()):

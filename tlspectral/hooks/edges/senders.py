@@ -55,10 +55,11 @@ _KEPT = {"head": ("z",), "mlp": ("mlp_out",), "mix": ("residual", "residual_afte
 
 
 def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender]:
-    """Parse senders. Return them without duplicates, sorted by layer. Raises BadHead for one that does not exist.
+    """Return the senders that a user named, as `Sender`s without duplicates, sorted by layer.
 
-    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "L2MIX". "heads",
-    "mlps" and "mixers" stand for all of their kind in the layers 0 to `below` - 1.
+    `senders`: None for all heads; heads in any form; a table with a column `sender`; or a list of heads and of
+    "embedding", "L3MLP", "L2MIX". "heads", "mlps" and "mixers" stand for all of their kind in the layers 0 to `below` -
+    1. Raises BadHead for a sender that the model does not have.
     """
     if senders is None:
         return list(_heads(view, below))
@@ -84,7 +85,10 @@ def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender
 
 
 def other_sender(view: AttentionView, name: str) -> Sender | None:
-    """Return the embedding, MLP or mixer with this name; None for other names. Raises BadHead if the model lacks it."""
+    """Return the embedding, MLP or mixer with a name such as "L3MLP"; None for other names, such as heads.
+
+    Raises BadHead if the model does not have it.
+    """
     if name == "embedding":
         return EMBEDDING
     whole = _WHOLE.fullmatch(name)
@@ -94,7 +98,7 @@ def other_sender(view: AttentionView, name: str) -> Sender | None:
     if layer is None:
         raise BadHead(f"{name} does not exist: the model has layers {which_exist(int(whole[1]), view.n_layers)}")
     if kind == "mix" and not view.writes_more(layer):
-        raise BadHead(f"{name} does not exist: layer {layer} has only heads and an MLP, no mixer")
+        raise BadHead(f"{name} does not exist: layer {layer} has only heads and an MLP, no mixer; leave it out")
     return Sender(layer, -1, kind)
 
 
@@ -115,11 +119,14 @@ class CachedRun:
     Attributes:
         view: the model.
         sequences: the tokens of the run.
-        senders: all senders whose writes can be computed.
-        captured: from hook point to activation.
-        replace: what replaces a removed write: "zero", its "mean", or the write in another run.
-        other: activations of this other run.
+        senders: all senders (heads, MLPs, mixers, embedding) whose writes can be computed.
+        captured: from hook point to activation: z of heads, outputs of MLPs, the stream around mixers and the
+            embedding; stream, queries, keys and attention of layers with receivers, if these are read.
+        replace: what replaces a removed write: "zero", its "mean", or "resample" or "counterfactual" for its write in
+            another run.
+        other: activations of this other run, or None.
         seed: seed of random control writes.
+        _latest: the writes that `removed` computed last, by (layer, kind, draw).
     """
 
     view: AttentionView
@@ -134,8 +141,8 @@ class CachedRun:
     def removed(self, sender: Sender, draw: int = -1) -> Float[Tensor, "sequences pos d_model"]:
         """Return the tensor to subtract from the residual stream: the sender's write minus its replacement.
 
-        `draw=-1`: the sender's own write. `draw` 0, 1, ...: a control write in random directions, which keeps norms and
-        angles. A mean is taken over the real tokens of all sequences.
+        `draw=-1`: the sender's own write. `draw` 0, 1, ...: a random control write with other directions, which keeps
+        norms and angles. A mean is taken over the real tokens of all sequences.
         """
         # All senders of one kind in a layer are computed together and kept until another layer or kind is needed.
         key = sender.layer, sender.kind, draw
@@ -152,19 +159,23 @@ class CachedRun:
         return self._latest[key][self._heads_of(sender).index(sender.head)]
 
     def _heads_of(self, sender: Sender) -> list[int]:
-        """Return the heads of all senders of the same layer and kind; [-1] for an MLP."""
+        """Return the head numbers of all senders of the same layer and kind, in their order; [-1] for an MLP."""
         return [other.head for other in self.senders if (other.layer, other.kind) == (sender.layer, sender.kind)]
 
     def _written(
         self, sender: Sender, draw: int, captured: dict[str, Tensor]
     ) -> Float[Tensor, "senders sequences pos d_model"]:
-        """Return the writes of all senders of the kind and layer of `sender`, or their control writes of a draw."""
+        """Return the writes of all senders of the kind and layer of `sender`, or their control writes of a draw.
+
+        `draw` is -1 for the writes themselves, 0, 1, ... for a random control. `captured` has the activations of the
+        run, by hook point.
+        """
         layer, heads = max(0, sender.layer), self._heads_of(sender)
         names = self.view.hook_names(layer)
         if sender.kind != "head":  # a control draw rotates the whole write
             point = names["mlp_out" if sender.kind == "mlp" else "residual"]
             if point not in captured:
-                raise BadHead(f"{sender.name} does not exist: {point} never fires in this model")
+                raise BadHead(f"{sender.name} does not exist: {point} never fires in this model; leave it out")
             whole = mixed(self.view, layer, captured, in_float64_on_cpu) if sender.kind == "mix" else captured[point]
             written = in_float64_on_cpu(whole)[None]
             size = written.shape[-1]
@@ -188,9 +199,12 @@ def cached_run(
     replace: Replaced = "zero",
     seed: int = 0,
 ) -> CachedRun:
-    """Run the model once, under the hooks that are on it, and keep the writes of senders in layers 0 to `below` - 1.
+    """Run the model once, under the hooks that are on it, and keep the writes of the senders, as a `CachedRun`.
 
-    Queries, keys and attention of the layers `reading` are kept too. Raises UnsupportedArchitecture if the residual
+    Kept are z (output before W_O) for heads, the output of MLPs, the stream around mixers, and the embedding. Senders
+    stand in layers 0 to `below` - 1. Of the layers `reading`, stream, queries, keys, rotary cos and sin, scores and
+    pattern are kept too. `replace` says what replaces a removed write; "resample" and "counterfactual" take a second
+    run. `seed` draws the sequences of "resample" and later controls. Raises UnsupportedArchitecture if the residual
     stream of a layer is not the sum of its writers' outputs, and ValueError if `replace` needs other sequences and the
     task has none.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tlspectral.errors import shown
 from tlspectral.hooks.parts.checked_calls import require_part
 from tlspectral.hooks.parts.content_position import Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
@@ -52,8 +53,8 @@ PartName = Literal[
 
 - `"symmetric"` or `"M_S"`: `Symmetric()`, the symmetric part of the score at each distance of the two tokens.
 - `"antisymmetric"` or `"M_A"`: `Antisymmetric()`, the antisymmetric part of the score at each distance.
-- `"symmetric_static"`, `"antisymmetric_static"`: the same two parts of the matrix M alone, at distance 0.
-- `"rope_phase"` or `"Im(M_t)"`: `RopePhase()`, the part of the score that is odd in the distance.
+- `"symmetric_static"`, `"antisymmetric_static"`: the same two parts of the query-key matrix M alone, at distance 0.
+- `"rope_phase"` or `"Im(M_t)"`: `RopePhase()`, the part of the score that changes sign with the distance.
 - `"output"`: `Output()`, everything that the head writes.
 """
 
@@ -79,12 +80,18 @@ _WITH_SETTINGS = {
 def part_of(part: Part | str) -> Part:
     """Return the `Part` for a name such as "M_S", or check a `Part` and return it.
 
+    Use it in a function of your own that takes a part by name or by value, as `tls.ablate` does.
+
     >>> from tlspectral.hooks.parts import part_of
     >>> part_of("M_S")
     Symmetric(include_bias=False, static=False)
 
     Args:
-        part: a value of `tls.parts`, or a name in `PartName`.
+        part: a value of `tls.parts`, or a name: "symmetric" or "M_S", "antisymmetric" or "M_A", "symmetric_static",
+            "antisymmetric_static", "rope_phase" or "Im(M_t)", "output".
+
+    Returns:
+        A `Part`, to give to `tls.ablate` or `tls.ablation_sweep`.
 
     Raises:
         ValueError: an unknown name; or a part that needs settings was given by name or as a class, such as "mode".
@@ -95,6 +102,6 @@ def part_of(part: Part | str) -> Part:
         require_part(part)
         return part
     for kind, call in _WITH_SETTINGS.items():
-        if part in (kind, kind.name, kind.__name__):
-            raise ValueError(f"{kind.__name__} has settings: give tls.parts.{call}, not {part!r}")
+        if part is kind or (isinstance(part, str) and part in (kind.name, kind.__name__)):
+            raise ValueError(f"{kind.__name__} has settings: give tls.parts.{call}, not {shown(part)}")
     return _BY_NAME[chosen_part(part, _BY_NAME)]

@@ -38,10 +38,13 @@ from tlspectral.tasks.block_places import BlockPlaces, block_places
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockPart(Part, ABC):
-    """Base class of `Content`, `Position` and `Interaction`.
+    """Base class of `Content`, `Position` and `Interaction`: parts of the scores for keys in blocks of a prompt.
 
-    It changes scores of queries after the last block of a prompt for keys inside the blocks, and no other scores.
-    `prompt` is the prompt as the user gave it, or its `BlockPlaces` once the part has met a model.
+    It changes scores of queries after the last block for keys inside the blocks, and no other scores.
+
+    Attributes:
+        prompt: a `tls.positional.BlockPrompt` or a list of them; once the part has met a model, the positions and
+            tokens of the blocks (`BlockPlaces`).
     """
 
     needs_tokens = True
@@ -49,7 +52,10 @@ class BlockPart(Part, ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return the first position of each block and the block width for attrs; {} before the part met a model."""
+        """Dict for attrs: `block_starts` (first position of each block) and `block_width` in tokens.
+
+        It is empty before the part met a model.
+        """
         places = self.prompt
         known = isinstance(places, BlockPlaces)
         return {"block_starts": list(places.starts), "block_width": places.width} if known else {}
@@ -57,23 +63,26 @@ class BlockPart(Part, ABC):
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> "BlockPart":
         """Return a copy whose `prompt` is replaced by the positions and tokens of its blocks (`BlockPlaces`).
 
-        Raises ValueError for blocks of unequal length, and if the prompts of a run are not the prompts of this part.
+        `view` is the model, `prompts` are the tokenized prompts of a task. Raises ValueError for blocks of unequal
+        length, and if `prompts` do not begin with the prompt of this part.
         """
         places = block_places(view.model, self.prompt)
         places.require_own(prompts.tokens, torch.tensor(places.ids), f"{self.name}: prompt")
         return replace(self, prompt=places)
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockPart"]:
-        """Return a dict from each layer in `by_layer` to the part with its `BlockPlaces`.
+        """Return a dict from each layer in `by_layer` (layer to heads) to a copy of the part that knows its blocks.
 
-        Raises ValueError for blocks of unequal length.
+        `view` is the model, which tokenizes the prompt; the copy has the positions and tokens of the blocks. Raises
+        ValueError for blocks of unequal length.
         """
         return dict.fromkeys(by_layer, replace(self, prompt=block_places(view.model, self.prompt)))
 
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
-        """Raise ValueError if a run has other prompts than this part.
+        """Raise ValueError if a run does not begin with the prompts of this part.
 
-        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        `view` is the model. `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of
+        the run.
         """
         own = view.passed_by(torch.tensor(self.prompt.ids, device=passed.device))
         self.prompt.require_own(passed, own, f"{self.name}: row")
@@ -83,19 +92,24 @@ class BlockPart(Part, ABC):
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that change.
 
-        Biases of queries and keys are included. Columns that do not rotate count as content, because they do not depend
-        on the place. ALiBi counts as position. Raises ValueError if no query stands after the blocks and sees them all.
+        `scores` are the heads' scores in the run, `allowed` is True for pairs of query and key that the model does not
+        mask. Biases of queries and keys are included. Columns that do not rotate count as content, because they do not
+        depend on the place. ALiBi counts as position. Raises ValueError if no query stands after the blocks and sees
+        them all.
         """
         read = self.prompt.read(allowed)
         return self._of(scores).neg_().masked_fill_(~read, 0.0), read
 
     @property
     def screened(self) -> bool:
-        """Return False: no first-order estimate is computed for these parts."""
+        """False: `ablation_sweep(screen="gradient")` cannot estimate the effects of these parts."""
         return False
 
     def draws_of(self, wanted: int) -> int:
-        """Return the number of control draws: `wanted`, or fewer if the blocks have fewer cycles. Then also warn."""
+        """Return the number of random controls per head: `wanted`, or fewer if the blocks allow fewer cyclic exchanges.
+
+        A warning says so if there are fewer.
+        """
         most = self.prompt.cycles
         if most < wanted:
             warn_caller(
@@ -108,14 +122,18 @@ class BlockPart(Part, ABC):
     def control(
         self, removal: Removal, which: list[int], seeds: list[list[int]]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return the removed numbers moved to other blocks, by a random cycle through all blocks for each draw.
+        """Return the removed numbers moved to other blocks, by a random cycle through all blocks for each control.
 
-        `removal` is the part as it is removed, `which` the index of its head for each draw, `seeds` a seed for each.
+        `removal` is the change that the part makes; it is not changed. `which` are the indices of heads in it, one for
+        each control, `seeds` the seeds, each a list of numbers.
         """
         return self.prompt.shuffled(removal.difference[:, which], seeds)
 
     def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
-        """Return this part of the scaled scores; only queries after the blocks and keys in them have a meaning."""
+        """Return this part of the scaled scores, [batch, heads, query, key].
+
+        Only entries of queries after the blocks and keys in them have a meaning.
+        """
         key, rotation = scores.key.whole, scores.key.rotation
         mean_keys, keys = self.prompt.split(key)
         # `at_mean` rotates keys by the mean rotation over blocks, `at_places` by the deviation of each place from it.
@@ -136,7 +154,7 @@ class BlockPart(Part, ABC):
         mean_keys: Float[Tensor, "batch heads pos d_head"],
         keys: Float[Tensor, "batch heads pos d_head"],
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return this part of the scores as a product of queries and keys.
+        """Return this part of the scaled scores, a product of queries and keys.
 
         Args:
             at_mean: scores whose keys are rotated by the mean rotation over the blocks.
@@ -148,9 +166,10 @@ class BlockPart(Part, ABC):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Content(BlockPart):
-    """Remove what the content of a block adds to a score: content_k = mean_j L[k, j] - mean L.
+    """Remove what the content of a block of tokens adds to a score: content_k = mean_j L[k, j] - mean L.
 
-    L[k, j] is the score of a query for the key of block content k, rotated to block place j.
+    L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
+    head finds a block by its content ("Decoupling Positional and Symbolic Attention Behavior", section 6).
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
@@ -160,20 +179,21 @@ class Content(BlockPart):
     ...     model(prompt.tokenized(model).tokens()).shape
     torch.Size([1, 26, 32])
 
-    Only scores of queries after the last block, for keys in the blocks, change. The control of a sweep takes the same
-    numbers from other blocks.
+    Only scores of queries after the last block, for keys in the blocks, change. It is a value to give to `tls.ablate`
+    or `tls.ablation_sweep`, not a measurement. The control of a sweep takes the same numbers from other blocks.
 
     Attributes:
         prompt: a `BlockPrompt` with blocks of equal length, or a list of them whose blocks stand at the same places.
             Every sequence of a run must begin with the tokens of one of them, up to the end of its last block. A first
             block that is an attention sink counts as a block; write it into the prefix to leave it out.
+        at: position of the queries that lose the part; None (default): all queries after the blocks.
 
     Raises:
         ValueError: prompt is not a `BlockPrompt`, or its blocks have unequal lengths or other places.
         ValueError, in a run: the tokens are not the tokens of the prompt (text may get a start token in front); no
             query stands after the blocks, or it does not see all of them; or the run starts behind the embedding.
 
-    More: docs/positional.md
+    Not established: that the head uses only content or only position; see `Interaction`. More: docs/positional.md
     """
 
     name = "content"
@@ -184,16 +204,31 @@ class Content(BlockPart):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Position(BlockPart):
-    """Remove what the place of a block adds to a score: position_j = mean_k L[k, j] - mean L.
+    """Remove what the place of a block of tokens adds to a score: position_j = mean_k L[k, j] - mean L.
 
-    L[k, j] is the score of a query for the key of block content k, rotated to block place j. `prompt` and the errors
-    are the same as for `Content`.
+    L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
+    head finds a block by its place.
 
     >>> import tlspectral as tls, torch
     >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(3)]
     >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
     >>> tls.parts.Position(prompt).name
     'position'
+
+    Only scores of queries after the last block, for keys in the blocks, change. Give it to `tls.ablate(model, "L1H0",
+    tls.parts.Position(prompt))` or `tls.ablation_sweep`.
+
+    Attributes:
+        prompt: a `BlockPrompt` with blocks of equal length, or a list of them whose blocks stand at the same places.
+            Every sequence of a run must begin with the tokens of one of them, up to the end of its last block.
+        at: position of the queries that lose the part; None (default): all queries after the blocks.
+
+    Raises:
+        ValueError: prompt is not a `BlockPrompt`, or its blocks have unequal lengths or other places.
+        ValueError, in a run: the tokens are not the tokens of the prompt; no query stands after the blocks, or it does
+            not see all of them; or the run starts behind the embedding.
+
+    Not established: that the head uses only position; see `Interaction`. More: docs/positional.md
     """
 
     name = "position"
@@ -211,14 +246,29 @@ class Position(BlockPart):
 class Interaction(BlockPart):
     """Remove what content and place add only together: L[k, j] - mean_j L[k, j] - mean_k L[k, j] + mean L.
 
-    L[k, j] is the score of a query for the key of block content k, rotated to block place j. `prompt` and the errors
-    are the same as for `Content`.
+    L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
+    head is more than a sum of a content and a position part.
 
     >>> import tlspectral as tls, torch
     >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(3)]
     >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
     >>> tls.parts.Interaction(prompt).name
     'interaction'
+
+    Only scores of queries after the last block, for keys in the blocks, change. Give it to `tls.ablate(model, "L1H0",
+    tls.parts.Interaction(prompt))` or `tls.ablation_sweep`.
+
+    Attributes:
+        prompt: a `BlockPrompt` with blocks of equal length, or a list of them whose blocks stand at the same places.
+            Every sequence of a run must begin with the tokens of one of them, up to the end of its last block.
+        at: position of the queries that lose the part; None (default): all queries after the blocks.
+
+    Raises:
+        ValueError: prompt is not a `BlockPrompt`, or its blocks have unequal lengths or other places.
+        ValueError, in a run: the tokens are not the tokens of the prompt; no query stands after the blocks, or it does
+            not see all of them; or the run starts behind the embedding.
+
+    Not established: why the head needs content and place together. More: docs/positional.md
     """
 
     name = "interaction"

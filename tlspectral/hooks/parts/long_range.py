@@ -10,16 +10,24 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.selection import whole_number
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class LongRange(Part):
     """Remove attention to far keys: query i sees key j only if i - j < window or j < sinks.
 
+    Use it in `tls.ablate` or `tls.ablation_sweep` to test whether a head needs keys far away.
+
     >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> with tls.ablate(model, "L0H3", tls.parts.LongRange(window=8)):
+    ...     pass
     >>> tls.parts.LongRange(window=8, sinks=1)
     LongRange(window=8, sinks=1)
 
@@ -29,6 +37,7 @@ class LongRange(Part):
         window: how many of the last keys a head still sees; its own token counts as one.
         sinks: how many first tokens it still sees. Default: 0. They are counted after padding, and separately in each
             document if the mask keeps the documents of a row apart.
+        at: position of the queries that lose far keys. Default: None, all positions.
 
     Raises:
         ValueError: window or sinks is not a whole number, window is below 1, or sinks is below 0.
@@ -45,18 +54,21 @@ class LongRange(Part):
         window, sinks = whole_number(self.window), whole_number(self.sinks)
         if window is None or window < 1:
             raise ValueError(
-                f"window must be a whole number of keys, 1 (the token itself) or more; found {self.window!r}"
+                f"window must be a whole number of keys, 1 (the token itself) or more; found {shown(self.window)}"
             )
         if sinks is None or sinks < 0:
-            raise ValueError(f"sinks must be a whole number of first tokens, 0 or more; found {self.sinks!r}")
+            raise ValueError(f"sinks must be a whole number of first tokens, 0 or more; found {shown(self.sinks)}")
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return `window` and `sinks` for attrs, as a dict."""
+        """Dict with `window` and `sinks` of this part, for the attrs of tables."""
         return {"window": self.window, "sinks": self.sinks}
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, LongRange]:
-        """Return a dict from each layer in `by_layer` to this part. Raises UnsupportedArchitecture for an encoder."""
+        """Return a dict from each layer in `by_layer` (layer to heads) to this part itself.
+
+        `view` is the model. Raises UnsupportedArchitecture for an encoder.
+        """
         require_causal(view, "long range counts the keys before a query")
         return dict.fromkeys(by_layer, self)
 

@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.attention.modes import query_key_modes
@@ -29,12 +31,12 @@ from tlspectral.selection import whole_number
 
 @dataclass(frozen=True)
 class _OfHead:
-    """The matrices by which `Mode` acts on one head.
+    """The matrices by which `Mode` acts on one head; c is a query without bias, [d_head].
 
     Attributes:
-        removed: a query c without bias loses `c @ removed`.
+        removed: the query loses `c @ removed`.
         triangle: R of the decomposition W_Q = Q R.
-        n_removed: how many directions are removed.
+        n_removed: number of directions that are removed.
     """
 
     removed: Float64[Tensor, "d_head d_head"]
@@ -42,21 +44,30 @@ class _OfHead:
     n_removed: int
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Mode(QueryKeyPart):
-    """Remove singular modes of M = sum_k s_k u_k v_k^T from the queries: W_Q <- (I - u_k u_k^T) W_Q.
+    """Remove singular modes of M = sum_k s_k u_k v_k^T from a head's queries: W_Q <- (I - u_k u_k^T) W_Q.
+
+    Use it to test which pairs of directions a head compares. Give it to `tls.ablate` or `tls.ablation_sweep`.
 
     >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> with tls.ablate(model, "L0H3", tls.parts.Mode(0)):
+    ...     pass
     >>> tls.parts.Mode(0)
     Mode(modes=(0,), all_but=False)
 
-    M = W_Q W_K^T is the query-key matrix, norms folded in. The mode is removed at every distance of the two tokens.
-    Biases of queries and keys stay, and a query/key norm keeps its scale in the run. The control of a sweep removes as
-    many random directions of the columns of W_Q, scaled to scores of the same RMS.
+    M = W_Q W_K^T is the query-key matrix, norms folded in. Its singular value decomposition has values s_k and vectors
+    u_k (query) and v_k (key); mode k is the pair u_k, v_k. It is removed at every distance of the two tokens. Biases of
+    queries and keys stay, and a query/key norm keeps its scale in the run. The control of a sweep removes as many
+    random directions of the columns of W_Q, scaled to scores of the same RMS.
 
     Attributes:
         modes: index of a mode, or a list of them; mode 0 has the largest singular value.
         all_but: True removes everything but these modes. Default: False.
+        at: position of the queries that lose the modes. Default: None, all positions.
+        of_heads: matrices of each head, set by `on`; leave it out.
 
     Raises:
         ValueError: modes are not whole numbers from 0 on, the list is empty, or a head has fewer modes.
@@ -75,19 +86,21 @@ class Mode(QueryKeyPart):
         numbers = [whole_number(entry) for entry in entries]
         if not numbers or any(number is None or number < 0 for number in numbers):
             raise ValueError(
-                f"modes= must be a whole number from 0 on, or a list of such numbers; found {self.modes!r}"
+                f"modes= must be a whole number from 0 on, or a list of such numbers; found {shown(self.modes)}: for "
+                "example modes=[0, 1]"
             )
         object.__setattr__(self, "modes", tuple(sorted({number for number in numbers if number is not None})))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return `modes`, and `all_but` if it is True, for attrs."""
+        """Dict of this part for the attrs of tables: `modes`, and `all_but` if it is True."""
         return {"modes": list(self.modes)} | ({"all_but": True} if self.all_but else {})
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, QueryKeyPart]:
-        """Return a dict from layer to the part with its matrices for the heads in `by_layer`.
+        """Return a dict from layer to a copy of this part with its matrices (`of_heads`) for the heads in `by_layer`.
 
-        Raises ValueError for a mode that a head does not have, UnsupportedArchitecture for latent attention.
+        `view` is the model, `by_layer` a dict from layer to heads. Raises ValueError for a mode that a head does not
+        have, UnsupportedArchitecture for latent attention.
         """
         bound: dict[int, QueryKeyPart] = {}
         for index, heads in by_layer.items():
@@ -110,16 +123,20 @@ class Mode(QueryKeyPart):
         return bound
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the contribution of the modes to the scaled scores, which is removed. `pairs` is not used."""
+        """Return the contribution of the modes to the scaled scores, which is removed. `pairs` is not used.
+
+        `scores` are the heads' scores in the run. Only for a part that `on` returned.
+        """
         return self._between(scores, torch.stack([self._of(head).removed for head in scores.heads]))
 
     def drawn(
         self, scores: HeadScores, which: list[int], frames: Float[Tensor, "drawn d d"]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return random changes of the scaled scores, as a control.
+        """Return random changes of the scaled scores, one for each random control.
 
-        For each draw, as many random directions of the columns of W_Q are removed as the part has modes. `which` are
-        indices into `scores.heads` and `frames` random orthogonal matrices, one for each draw.
+        For each control, as many random directions of the columns of W_Q are removed as the part has modes. `scores`
+        are the heads' scores in the run, `which` are indices into `scores.heads` and `frames` random orthogonal
+        matrices, one for each control.
         """
         drawn = []
         for index, frame in zip(which, frames, strict=True):
@@ -132,10 +149,14 @@ class Mode(QueryKeyPart):
         return -torch.cat(drawn, dim=1)
 
     def _of(self, head: int) -> _OfHead:
-        """Return the matrices of a head; the part is bound to it."""
+        """Return the matrices of a head as `_OfHead`. Only for a part that `on` returned, which knows its heads."""
         assert self.of_heads is not None
         return self.of_heads[head]
 
     def _between(self, scores: HeadScores, removed: Float64[Tensor, "heads d_head d_head"]) -> Tensor:
-        """Return the scores of `queries @ removed` (queries without bias) with the keys of the run."""
+        """Return the scores of `queries @ removed` (queries without bias) with the keys of the run.
+
+        `scores` has the queries and keys of the heads, `removed` a matrix per head. The result is scaled, [batch,
+        heads, query, key].
+        """
         return scores.between(scores.query.content @ removed.to(scores.query.content), scores.key.whole)

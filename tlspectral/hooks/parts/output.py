@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_pass
@@ -20,7 +22,7 @@ from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
-"""What replaces a head's output."""
+"""What replaces a head's output: zeros, its mean over sequences, its output on another sequence or on the pair."""
 
 _IN_PLACE = {
     "zero": "zeros",
@@ -30,9 +32,12 @@ _IN_PLACE = {
 }
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Output(Part):
     """Remove everything that a head writes: z W_O becomes z' W_O, where z is the head's output before W_O.
+
+    Use it in `tls.ablate` or `tls.ablation_sweep`, as a whole-head ablation.
 
     >>> import tlspectral as tls
     >>> with tls.ablate(tls.load_model("tiny-rope"), "L0H3", tls.parts.Output("zero")):
@@ -50,10 +55,12 @@ class Output(Part):
             - "counterfactual": z on the counterfactual of the same row. A task with `counterfactual=` supplies these
               prompts; in `ablate` without a task give them as `reference`, one prompt per row.
             - None (default): "counterfactual" if the task has counterfactual prompts, otherwise "zero".
-        reference: prompts in any form that `Task` takes, for "mean", "resample" and "counterfactual". They are run
-            once, under the hooks that are then on the model. Default: None, the other sequences of the same run (in a
-            sweep: of the task). Means then depend on the batch, so give a reference if you compute a loss.
+        reference: prompts (text, token ids, or a list) for "mean", "resample" and "counterfactual". They are run once,
+            under the hooks that are then on the model. Default: None, the other sequences of the same run (in a sweep:
+            of the task). Means then depend on the batch, so give a reference if you compute a loss.
         seed: of the random choice of sequences for "resample". Default: 0.
+        at: position whose output is replaced. Default: None, all positions.
+        bound: replacement of each head, set by `on`; leave it out.
 
     Raises:
         ValueError: `replace` is unknown, a reference is given for "zero" or is not prompts, or the task has no
@@ -75,11 +82,11 @@ class Output(Part):
         super().__post_init__()
         if self.replace not in (None, *_IN_PLACE):
             raise ValueError(
-                f"replace= must be None, 'zero', 'mean', 'resample' or 'counterfactual'; found {self.replace!r}"
+                f"replace= must be None, 'zero', 'mean', 'resample' or 'counterfactual'; found {shown(self.replace)}"
             )
         if self.reference is not None and self.replace in (None, "zero"):
             raise ValueError(
-                f"reference= has no use with replace={self.replace!r}: leave it out, or give replace='mean', "
+                f"reference= has no use with replace={shown(self.replace)}: leave it out, or give replace='mean', "
                 "'resample' or 'counterfactual'"
             )
         if self.reference is not None and not isinstance(self.reference, _Reference):
@@ -87,7 +94,10 @@ class Output(Part):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return `replace`, the seed of "resample" and, once prompts are known, the reference's hash, for attrs."""
+        """Dict of this part for attrs of tables: `replace`, `replace_seed` for "resample", and `reference_sha256`.
+
+        `reference_sha256` is the hash of the reference sequences, once prompts are known. The dict is empty for zeros.
+        """
         if self.replace in (None, "zero"):
             return {}
         settings = {"replace": self.replace} | ({"replace_seed": self.seed} if self.replace == "resample" else {})
@@ -97,29 +107,35 @@ class Output(Part):
 
     @property
     def noted(self) -> Mapping[str, Any]:
-        """Return `replace` for the attrs of a sweep."""
+        """Dict with `replace` for the attrs of a sweep."""
         return {"replace": self.replace}
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
-        """Return what happens to the output in words, such as "replaced by zeros", and no settings."""
+        """Return text that says what replaces the output, such as "replaced by zeros", and an empty dict."""
         return f"replaced by {_IN_PLACE[self.replace or 'zero']}", {}
 
     @property
     def screened(self) -> bool:
-        """Return False for "mean" and "resample", whose replacement depends on other prompts of the run."""
+        """True if `ablation_sweep(screen="gradient")` can estimate the effect: not for "mean" and "resample".
+
+        Their replacement depends on other prompts of the run.
+        """
         return self.replace not in ("mean", "resample")
 
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
-        """Return a mask of the prompts that equal their counterfactual: nothing changes there. Otherwise all False."""
+        """Return a mask, True for prompts that equal their counterfactual, so that nothing changes.
+
+        `tokens` are the token ids of the prompts. All False if the replacement is not the counterfactual.
+        """
         if self.replace != "counterfactual":
             return super().idle(tokens)
         return (self.reference.sequences.tokens == tokens).all(1)
 
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> Output:
-        """Return a copy with `replace` decided, the reference tokenized, and a reference row drawn for each prompt.
+        """Return a copy with `replace` decided, the reference tokenized, and a reference row for each of the prompts.
 
-        Without a reference the prompts themselves are used. Raises ValueError for a single prompt without a reference,
-        and for "resample" with prompts of unequal length.
+        `view` is the model. `prompts` are the tokenized prompts of a task; without a reference they serve as reference.
+        Raises ValueError for a single prompt without a reference, and for "resample" with prompts of unequal length.
         """
         if self.replace is None:
             has_pairs = getattr(prompts, "counterfactual", None) is not None
@@ -148,9 +164,11 @@ class Output(Part):
         return replace(self, reference=_Reference(reference, donors))
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Output]:
-        """Run the reference once and return a dict from layer to the part with its replacement z.
+        """Run the reference once; return a dict from layer to a copy of the part with the replacement z of its heads.
 
-        Raises ValueError for a reference that is not prompts, and for "counterfactual" without counterfactual prompts.
+        `view` is the model, `by_layer` a dict from layer to heads. Without a reference nothing is run, and the dict has
+        this part itself. Raises ValueError for a reference that is not prompts, and for "counterfactual" without
+        counterfactual prompts.
         """
         if self.replace == "counterfactual" and self.reference is None:
             raise ValueError(
@@ -167,10 +185,11 @@ class Output(Part):
         return _from_reference(view, by_layer, self, reference)
 
     def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0) -> Tensor:
-        """Return the replacement for z of these heads, of the shape of z, a constant for gradients.
+        """Return the replacement for z of these heads, with the shape of z; gradients do not flow through it.
 
-        z is the output of the heads before W_O in this run. Raises ValueError if the replacement needs other sequences
-        and the run has one, or if the lengths or numbers of rows of run and reference do not fit.
+        z is the output of the heads before W_O in this run; it is not changed. `heads` are the indices of the heads on
+        its third axis. `run` is not used. Raises ValueError if the replacement needs other sequences and the run has
+        one, or if the lengths or numbers of rows of run and reference do not fit.
         """
         if self.replace in (None, "zero"):
             return torch.zeros_like(z)
@@ -204,7 +223,11 @@ class Output(Part):
         return reference[donors.to(reference.device)].to(z)
 
     def of_rows(self, rows: slice) -> Output:
-        """Return the part for a batch with some of the task's sequences; `rows` are their numbers."""
+        """Return the part, or a copy, for a batch with some of the task's sequences.
+
+        `rows` are the numbers of these sequences, as a slice. Replacements and positions then belong to these
+        sequences.
+        """
         placed, bound = super().of_rows(rows), self.bound
         if bound is None or bound.donors is None:
             return placed
@@ -213,9 +236,11 @@ class Output(Part):
 
 @dataclass(frozen=True)
 class _Reference:
-    """Sequences whose z replaces the output of heads.
+    """Sequences whose z (a head's output before W_O) replaces the output of heads.
 
-    `donors` has, for each row of the run, the row of `sequences` that replaces it; None for a mean over all.
+    Attributes:
+        sequences: the tokenized sequences.
+        donors: for each row of the run, the row of `sequences` that replaces it; None for a mean over all.
     """
 
     sequences: PackedTokens
@@ -238,7 +263,10 @@ class _OfHeads:
 
 
 def _given(reference: Any) -> Any:
-    """Return a copy of a user's reference prompts. Raises ValueError if they are not prompts."""
+    """Return a copy of the prompts that a user gave as `reference`: texts, token ids or a tensor, as they were given.
+
+    Raises ValueError if they are not prompts.
+    """
     try:
         return given_prompts(reference)
     except (TypeError, ValueError) as error:
@@ -246,7 +274,7 @@ def _given(reference: Any) -> Any:
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:
-    """Tokenize the reference prompts. Raises ValueError if they are not prompts."""
+    """Return the reference prompts as token ids for the model `view`. Raises ValueError if they are not prompts."""
     try:
         return packed_prompts(view, reference)
     except (TypeError, ValueError) as error:
@@ -254,9 +282,11 @@ def _packed(view: AttentionView, reference: Any) -> PackedTokens:
 
 
 def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Reference:
-    """Return the counterfactual of each prompt: from `reference` if given, otherwise from the task (`prompts`).
+    """Return the counterfactual of each prompt: from `reference` if given, otherwise from the task.
 
-    Raises ValueError if there are none, or if their lengths differ from the prompts.
+    The `_Reference` has the counterfactual prompts, row i for prompt i. `prompts` are the tokenized prompts of the
+    task, `view` is the model. Raises ValueError if there are no counterfactuals, or if their lengths differ from the
+    prompts.
     """
     pairs = getattr(prompts, "counterfactual", None) if reference is None else _packed(view, reference)
     if pairs is None:
@@ -273,9 +303,9 @@ def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Re
 
 
 def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "rows"]:
-    """Draw a reference row for each of n sequences, as row numbers.
+    """Return a random reference row for each of n sequences, as row numbers drawn with `seed`.
 
-    `n_reference` is the number of reference rows; None draws another one of the same n sequences.
+    `n_reference` is the number of reference rows. None: each sequence gets another one of the same n sequences.
     """
     stream = torch.Generator().manual_seed(seed)
     if n_reference is None:
@@ -286,10 +316,11 @@ def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "row
 def _from_reference(
     view: AttentionView, by_layer: dict[int, list[int]], part: Output, reference: _Reference
 ) -> dict[int, Output]:
-    """Run the reference once and return a dict from layer to the part with the z of its heads (or their mean).
+    """Run the reference once and return a dict from layer to a copy of `part` with the z of its heads (or their mean).
 
-    The run has no gradients and keeps the hooks on the model. Sequences of unequal length have one mean, over all their
-    real tokens.
+    `view` is the model, `by_layer` a dict from layer to heads, `reference` the sequences to run. The run has no
+    gradients and keeps the hooks on the model. Sequences of unequal length have one mean, over all their tokens without
+    padding.
     """
     sequences, how = reference.sequences, part.replace
     even = not sequences.padded

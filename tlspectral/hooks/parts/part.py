@@ -19,11 +19,12 @@ from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import position_of, positions_by_place
 from tlspectral.models.running.given import numbers
+from tlspectral.user_functions import call_users
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placed:
-    """Base class of things that act at one token position per sequence, `at`, or everywhere (`at=None`)."""
+    """Base class of objects that act at one token position per sequence, `at`, or at all positions (`at=None`)."""
 
     at: Any = None
 
@@ -33,7 +34,7 @@ class Placed:
             object.__setattr__(self, "at", at)
 
     def placed(self, at: Any) -> Any:
-        """Return a copy that acts at the positions `at` instead."""
+        """Return a copy that acts at the positions `at` (a number, a name, or one number per prompt) instead."""
         # `copy`, not `replace`, because a user's class may be a plain class.
         moved = copy(self)
         object.__setattr__(moved, "at", at)
@@ -41,14 +42,18 @@ class Placed:
         return moved
 
     def of_rows(self, rows: slice) -> Any:
-        """Return a copy for a batch with some of the task's sequences; `rows` are the numbers of these sequences."""
+        """Return the object for a batch with some of the task's sequences.
+
+        `rows` are the numbers of these sequences, as a slice. With one position per prompt, it is a copy with the
+        positions of the batch; otherwise the object itself.
+        """
         return self.placed(self.at[rows]) if isinstance(self.at, Tensor) else self
 
     def acts(self, rows: int, n_positions: int) -> Bool[Tensor, "rows pos"] | None:
-        """Return a mask of the token positions where it acts in a run of `rows` prompts; None for everywhere.
+        """Return a mask, True at the token positions where it acts in a run of `rows` prompts; None for everywhere.
 
-        Raises ValueError for a position behind the end of the run, or if `at` has positions for another number of
-        prompts.
+        `n_positions` is the length of the run in tokens. Raises ValueError for a position behind the end of the run, or
+        if `at` has positions for another number of prompts.
         """
         if self.at is None:
             return None
@@ -98,6 +103,9 @@ class Part(Placed):
         rotary: True if only layers with rotary positions have this part.
         needs_tokens: True if the part is for certain prompts, so that a run must show its tokens.
 
+    A part is given to `tls.ablate` or `tls.ablation_sweep`, which raise TypeError or ValueError if the name or the
+    method is missing, or if the method returns another shape.
+
     More: docs/write_your_own.md, with an example of each kind.
     """
 
@@ -116,12 +124,12 @@ class Part(Placed):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return settings by name, without defaults, for `attrs` and the manifest of a folder."""
+        """Dict of the part's settings by name, without defaults, for the `attrs` of tables; here empty."""
         return {}
 
     @property
     def noted(self) -> Mapping[str, Any]:
-        """Return more `attrs` of a sweep, by name; filled once the part has met its prompts (`fixed`)."""
+        """Dict of more `attrs` of a sweep, by name, known only after `fixed`; here empty."""
         return {}
 
     def in_words(self, whose: str = "") -> str:
@@ -135,29 +143,32 @@ class Part(Placed):
         return f"{self.name}{whose} {done}" + (f" ({', '.join(shown)})" if shown else "")
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
-        """Return "taken out" or "replaced", and the settings to show, for `in_words`."""
+        """Return "taken out" or "replaced", and a dict of the settings to show, for the text of `in_words`."""
         return "replaced" if self.acts_on == "z" else "taken out", self.settings
 
     # --- settled for prompts, and bound to heads ---
 
     def fixed(self, view: AttentionView, prompts: Any) -> Part:
-        """Return a copy for one model and its tokenized prompts, with `at` as numbers and complete `settings`.
+        """Return the part, or a copy, for one model and its prompts, with `at` as numbers and complete `settings`.
 
-        A measurement does this once, before it divides its work. Raises ValueError for a position that a prompt does
-        not have.
+        `view` is the model, `prompts` are the tokenized prompts of a task. A measurement calls this once, before it
+        divides its work. Raises ValueError for a position that a prompt does not have.
         """
         settled = self._settled(view, prompts)
         return settled if self.at is None else settled.placed(position_of(prompts, self.at))
 
     def _settled(self, view: AttentionView, prompts: Any) -> Part:
-        """Return a copy settled for these prompts, apart from `at`; subclasses override it."""
+        """Return a copy that knows the tokenized prompts it is used on, without changing `at`; here the part itself.
+
+        `view` is the model, `prompts` are the tokenized prompts of a task.
+        """
         return self
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> Mapping[int, Part]:
         """Return a dict from layer to the part that acts there on the heads in `by_layer`; here the part itself.
 
-        Layers where nothing is removed may be left out. Raises UnsupportedArchitecture if the part needs rotary
-        positions and a layer has none.
+        `view` is the model, `by_layer` a dict from layer to heads. Layers where nothing is removed may be left out.
+        Raises UnsupportedArchitecture if the part needs rotary positions and a layer has none.
         """
         for layer in by_layer if self.rotary else ():
             if view.rotary(layer) is None:
@@ -168,13 +179,17 @@ class Part(Placed):
         return dict.fromkeys(by_layer, self)
 
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
-        """Raise ValueError if a run has other prompts than this part; here nothing is checked.
+        """Raise ValueError if a run has other prompts than this part is for; here nothing is checked.
 
-        `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of the run.
+        `view` is the model. `passed` is the activation at `AttentionView.tokens_point`, which identifies the tokens of
+        the run.
         """
 
     def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
-        """Return a mask of the prompts in which this part is known to change nothing; here none."""
+        """Return a mask, True for prompts in which this part is known to change nothing; here False for all.
+
+        `tokens` are the token ids of the prompts.
+        """
         return torch.zeros(len(tokens), dtype=torch.bool)
 
     # --- a part of the scores ---
@@ -188,33 +203,41 @@ class Part(Placed):
         and key that the model does not mask. Raises ValueError unless `of` returns a finite score for each of them.
         """
         copied, formula = scores.copied(), cast("Any", self)
-        removed = formula.of(copied, self.chosen_pairs(copied))
-        return -returned_scores(removed, scores, allowed, f"of() of the part {self.name!r}"), allowed
+        given = {"scores": copied, "pairs": self.chosen_pairs(copied)}
+        what = f"{type(self).__name__}.of() of the part {self.name!r}"
+        removed = call_users(formula.of, given, what, f"a tensor of shape {tuple(scores.shape)}")
+        return -returned_scores(removed, scores, allowed, what), allowed
 
     def chosen_pairs(self, scores: HeadScores) -> Bool[Tensor, "*of_heads pairs"] | None:
-        """Return the mask of rotary pairs that `of` gets as `pairs`; None for all pairs."""
+        """Return the mask of rotary pairs that `of` gets as `pairs`; None for all pairs. Here None.
+
+        `scores` are the heads' scores in the run, whose layer has the pairs.
+        """
         return None
 
     # --- the control of a sweep ---
 
     @property
     def beside_heads(self) -> bool:
-        """Return whether the control of a sweep is the same part of other heads of the layer (parts of mask and z)."""
+        """True if the control of a sweep is the same part of other heads of the layer (parts of the mask and of z)."""
         return self.acts_on != "scores" or not callable(self.control)
 
     @property
     def screened(self) -> bool:
-        """Return whether `screen="gradient"` can estimate the effect of this part from one backward pass."""
+        """True if `ablation_sweep(screen="gradient")` can estimate the effect of this part; here True."""
         return True
 
     def draws_of(self, wanted: int) -> int:
-        """Return how many random draws the control has if `wanted` are asked for; fewer if no more differ."""
+        """Return the number of random controls per head if a sweep wants `wanted`; here `wanted` itself.
+
+        A subclass returns fewer if no more controls differ.
+        """
         return wanted
 
     def control(
         self, removal: Removal, which: list[int], seeds: list[list[int]]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return random changes of the scaled scores, one for each draw, as the control of a part of the scores.
+        """Return random changes of the scaled scores, one for each random control ("draw"), for a part of the scores.
 
         Each change is q O k^T: q and k are queries and keys without bias before rotation, O is a random orthogonal
         matrix. It is scaled to the RMS that the part has in the same sequence. Parts of the mask or of z do not use
@@ -238,9 +261,10 @@ class Part(Placed):
     def drawn(
         self, scores: HeadScores, which: list[int], frames: Float[Tensor, "drawn d d"]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Return q O k^T for each draw, not yet scaled to the RMS of the part.
+        """Return q O k^T for each random control, as scaled scores that are not yet scaled to the RMS of the part.
 
-        `which` are indices of heads in `scores` and `frames` the random orthogonal matrices O, one for each draw.
+        q and k are queries and keys in `scores`, without bias before rotation. `which` are indices of heads in `scores`
+        and `frames` the random orthogonal matrices O, one for each control.
         """
         query, key = scores.query.content[:, which], scores.key.content[:, which]
         return query @ frames.to(query) @ key.mT
@@ -248,9 +272,10 @@ class Part(Placed):
     def control_pairs(
         self, geometry: RotaryGeometry | None, heads: list[int]
     ) -> tuple[Bool[Tensor, "heads pairs"], list[int]] | None:
-        """Return None: the control is drawn by `control`. `Band` returns a mask of its rotary pairs instead.
+        """Return None: random controls come from the method `control`. `Band` overrides this method.
 
-        A sweep then compares with random sets of rotary pairs of the same RMS. The second value is a list of numbers
-        that are added to the seeds of these sets.
+        There it returns a mask of the rotary pairs of each of the `heads`, for which a sweep draws random sets of pairs
+        with the same RMS, and a list of numbers that are added to the seeds of these sets. `geometry` has the rotary
+        pairs of the layer; None without rotary positions.
         """
         return None

@@ -26,6 +26,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask, require_one_reading
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
@@ -37,7 +39,8 @@ BANDS = ("high", "middle", "low")
 class QueryKeyPart(Part, ABC):
     """Base class of parts that take something from the scores of queries and keys.
 
-    A part of your own is a subclass with a `name` and a method `of(scores, pairs)`: docs/write_your_own.md.
+    A part of your own is a subclass with a `name` and a method `of(scores, pairs)`, which returns the scores that are
+    removed, [batch, heads, query, key], for example from the methods of `scores` (`whole()`, `phase()`).
 
     >>> import tlspectral as tls
     >>> class WholeScore(tls.parts.QueryKeyPart):
@@ -51,6 +54,9 @@ class QueryKeyPart(Part, ABC):
     Attributes:
         frequencies: rotary pairs that the part is limited to. Default: None, all pairs.
         include_bias: True also removes terms with biases of queries and keys. Default: False.
+        at: position of the queries that lose the part. Default: None, all positions.
+
+    `tls.ablate` raises ValueError if `of` returns another shape, or NaN. More: docs/write_your_own.md
     """
 
     frequencies: Any = None
@@ -58,16 +64,16 @@ class QueryKeyPart(Part, ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return `frequencies` and `include_bias` for attrs, without defaults."""
+        """Dict of this part for the attrs of tables: `frequencies` and `include_bias`, without defaults."""
         pairs = self.frequencies
         named = {} if pairs is None else {"frequencies": pairs if isinstance(pairs, str) else list(pairs)}
         return named | ({"include_bias": True} if self.include_bias else {})
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> Mapping[int, Part]:
-        """Return a dict from layer to this part, without layers where `frequencies` selects no rotary pair.
+        """Return a dict from layer to this part itself, without layers where `frequencies` selects no rotary pair.
 
-        Raises UnsupportedArchitecture for a layer without rotary positions if the part needs them, and ValueError for
-        rotary pairs that a layer does not have.
+        `view` is the model, `by_layer` a dict from layer to heads. Raises UnsupportedArchitecture for a layer without
+        rotary positions if the part needs them, and ValueError for rotary pairs that a layer does not have.
         """
         bound = super().on(view, by_layer)
         if not self.rotary or self.frequencies is None:
@@ -90,19 +96,27 @@ class QueryKeyPart(Part, ABC):
         """
 
     def chosen_pairs(self, scores: HeadScores) -> Bool[Tensor, "*of_heads pairs"] | None:
-        """Return a mask of the rotary pairs in `frequencies`; None without `frequencies` or rotary positions."""
+        """Return a mask of the rotary pairs in `frequencies`; None without `frequencies` or rotary positions.
+
+        `scores` are the heads' scores in the run, whose layer has the pairs.
+        """
         geometry = scores.layer.rotary
         return None if geometry is None or self.frequencies is None else self.pairs_of(geometry, scores.heads)
 
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return a mask of the chosen rotary pairs, [pairs], or [heads, pairs] if the choice differs between heads.
 
-        Raises ValueError for pairs that the layer does not have, or a mask of another length.
+        `geometry` has the rotary pairs of the layer, `heads` are its heads. Raises ValueError for pairs that the layer
+        does not have, or a mask of another length.
         """
         return pair_mask(self.frequencies, geometry.n_pairs)
 
     def _any_pair(self, layer: int, geometry: RotaryGeometry | None) -> bool:
-        """Return whether `frequencies` selects any rotary pair of a layer. Raises ValueError for pairs it lacks."""
+        """Return True if `frequencies` selects any rotary pair of a layer.
+
+        `geometry` has the rotary pairs of the layer, or is None without rotary positions. Raises ValueError for pairs
+        that the layer lacks.
+        """
         assert geometry is not None
         try:
             return bool(self.pairs_of(geometry, [0]).any())
@@ -112,7 +126,12 @@ class QueryKeyPart(Part, ABC):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SymmetryPart(QueryKeyPart):
-    """Base class of `Symmetric` and `Antisymmetric`: halves of C, the part of a score that is even in the distance."""
+    """Base class of `Symmetric` and `Antisymmetric`: halves of C, the part of a score that is even in the distance.
+
+    Attributes:
+        include_bias: True also removes terms with biases of queries and keys.
+        static: True takes C at distance 0 and removes it at every distance.
+    """
 
     include_bias: bool = False
     static: bool = False
@@ -123,23 +142,36 @@ class SymmetryPart(QueryKeyPart):
             object.__setattr__(self, "name", f"{self.name}_static")
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return (C + C^T)/2 or (C - C^T)/2 in scaled units; with `static`, C is taken at distance 0."""
+        """Return M_S or M_A of the scaled scores: (C + C^T)/2 or (C - C^T)/2. `pairs` is not used.
+
+        `scores` are the heads' scores in the run. C is the part of a score that is even in the distance of the two
+        tokens. With `static`, C is taken at distance 0.
+        """
         return self._half(scores.at_one_position() if self.static else scores)
 
     @abstractmethod
     def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
-        """Return (C + C^T)/2 for M_S or (C - C^T)/2 for M_A, in scaled units."""
+        """Return (C + C^T)/2 for M_S or (C - C^T)/2 for M_A.
+
+        C is the part of the scaled scores that is even in the distance of the two tokens.
+        """
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Symmetric(SymmetryPart):
-    """Remove M_S, the symmetric part of a score: (C_ij + C_ji)/2.
+    """Remove M_S, the symmetric part of a head's score: (C_ij + C_ji)/2 for query i and key j.
+
+    Use it in `tls.ablate` or `tls.ablation_sweep` to test whether a head needs the part of its score that does not
+    change when the two tokens are exchanged.
 
     >>> import tlspectral as tls
     >>> tls.parts.Symmetric(include_bias=True)
     Symmetric(include_bias=True, static=False)
     >>> tls.parts.Symmetric(static=True).name
     'symmetric_static'
+
+        with tls.ablate(model, "L5H1", tls.parts.Symmetric()): ...  # or "symmetric"
 
     C_ij = sum_t cos(theta_t (i - j)) x_i Re(M_t) x_j^T + x_i M_rest x_j^T, for query i and key j with streams x_i and
     x_j. M_t is the head's matrix for rotary frequency theta_t, and M_rest belongs to columns that do not rotate. C_ji
@@ -148,8 +180,11 @@ class Symmetric(SymmetryPart):
     Attributes:
         include_bias: True also removes the symmetric part of terms with biases of queries and keys. Default: False.
         static: True takes C at distance 0, so the part of M = W_Q W_K^T, and removes it at every distance. The name is
-            then "symmetric_static". Default: False. Static parts do not add up to the score, so removing one can add
-            to a score. Without rotary positions both forms are equal.
+            then "symmetric_static". Default: False. Static parts do not add up to the score, so removing one can add to
+            a score. Without rotary positions both forms are equal.
+        at: position of the queries that lose the part. Default: None, all positions.
+
+    No errors of its own; `tls.ablate` raises UnsupportedArchitecture for a layer that cannot be read.
 
     "Fingerprint, Not Blueprint" removes M_S on GPT-2, which has no rotary positions. On a rotary model neither form is
     that paper's M_S. More: docs/concepts.md
@@ -161,21 +196,32 @@ class Symmetric(SymmetryPart):
         return scores.symmetric(include_bias=self.include_bias)
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Antisymmetric(SymmetryPart):
-    """Remove M_A, the antisymmetric part of a score: (C_ij - C_ji)/2.
+    """Remove M_A, the antisymmetric part of a head's score: (C_ij - C_ji)/2 for query i and key j.
+
+    Use it in `tls.ablate` or `tls.ablation_sweep` to test whether a head needs the part of its score that changes sign
+    when the two tokens are exchanged.
 
     >>> import tlspectral as tls
     >>> tls.parts.Antisymmetric()
     Antisymmetric(include_bias=False, static=False)
 
-    C_ij = sum_t cos(theta_t (i - j)) x_i Re(M_t) x_j^T + x_i M_rest x_j^T, the part of the score of query i and key j
-    that is even in their distance (symbols as in `Symmetric`). C_ji exchanges the two tokens.
+        with tls.ablate(model, "L5H1", tls.parts.Antisymmetric()): ...  # or "antisymmetric"
+
+    C_ij = sum_t cos(theta_t (i - j)) x_i Re(M_t) x_j^T + x_i M_rest x_j^T is the part of the score of query i and key j
+    that is even in their distance. x_i and x_j are their streams, M_t is the head's matrix for rotary frequency
+    theta_t, and M_rest belongs to columns that do not rotate. C_ji exchanges the two tokens.
 
     Attributes:
         include_bias: True also removes the antisymmetric part of terms with biases. Default: False.
         static: True takes C at distance 0, so the part of M = W_Q W_K^T, and removes it at every distance. The name is
-            then "antisymmetric_static". Default: False.
+            then "antisymmetric_static". Default: False. Static parts do not add up to the score.
+        at: position of the queries that lose the part. Default: None, all positions.
+
+    No errors of its own; `tls.ablate` raises UnsupportedArchitecture for a layer that cannot be read. "Fingerprint, Not
+    Blueprint" removes M_A on GPT-2, which has no rotary positions. More: docs/concepts.md
     """
 
     name = "antisymmetric"
@@ -184,13 +230,18 @@ class Antisymmetric(SymmetryPart):
         return scores.antisymmetric(include_bias=self.include_bias)
 
 
+@checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class RopePhase(QueryKeyPart):
-    """Remove Im(M_t), the phase: - sum_t sin(theta_t (i - j)) x_i Im(M_t) x_j^T, the odd part of a score.
+    """Remove Im(M_t), the phase: - sum_t sin(theta_t (i - j)) x_i Im(M_t) x_j^T, the odd part of a head's score.
+
+    Use it in `tls.ablate` or `tls.ablation_sweep`; without settings its name "rope_phase" means the same.
 
     >>> import tlspectral as tls
     >>> tls.parts.RopePhase(frequencies=range(2))
     RopePhase(frequencies=(0, 1), include_bias=False)
+
+        with tls.ablate(model, "L5H1", tls.parts.RopePhase(frequencies=[0, 1])): ...
 
     M_t is the head's complex matrix for rotary frequency theta_t, x_i the stream at query i, x_j the stream at key j.
     This part of the score changes its sign with the distance i - j: it tells which token comes first.
@@ -199,10 +250,13 @@ class RopePhase(QueryKeyPart):
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs]. Default:
             None, all pairs. An empty list removes nothing.
         include_bias: True also removes the phase of terms with biases of queries and keys. Default: False.
+        at: position of the queries that lose the part. Default: None, all positions.
 
     Raises:
         ValueError: a layer does not have these rotary pairs (known once a model is given).
         UnsupportedArchitecture: a layer has no rotary positions.
+
+    More: docs/concepts.md
     """
 
     name = "rope_phase"
@@ -215,7 +269,10 @@ class RopePhase(QueryKeyPart):
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return D, the part of the scaled scores that is odd in the distance, for the chosen rotary pairs."""
+        """Return the part of the scaled scores that is odd in the distance of the two tokens.
+
+        `scores` are the heads' scores in the run. `pairs` is a mask of the rotary pairs that count; None: all.
+        """
         return scores.phase(pairs, include_bias=self.include_bias)
 
 
@@ -223,18 +280,23 @@ class RopePhase(QueryKeyPart):
 class Band(QueryKeyPart):
     """Remove the contribution of some rotary pairs: sum over t in the band of Re(x_i M_t x_j^T e^(i theta_t (i - j))).
 
+    Use it in `tls.ablate` or `tls.ablation_sweep` to test which rotary frequencies a head needs.
+
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])
     Band(frequencies=(0, 3))
     >>> tls.parts.Band("low")
     Band(frequencies='low')
 
-    M_t is the head's complex matrix for rotary frequency theta_t. Terms with biases stay. The control of a sweep
-    removes random sets of pairs whose contribution has the same RMS.
+        with tls.ablate(model, "L5H1", tls.parts.Band("low")): ...
+
+    M_t is the head's complex matrix for rotary frequency theta_t; x_i and x_j are the streams at query i and key j.
+    Terms with biases stay. The control of a sweep removes random sets of pairs whose contribution has the same RMS.
 
     Attributes:
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs]; or "high",
             "middle" or "low", a third of each head's own pairs, from the fastest to the slowest.
+        at: position of the queries that lose the part. Default: None, all positions.
 
     Raises:
         ValueError: frequencies are None or another word; or, once a model is given, a layer does not have these pairs
@@ -254,29 +316,37 @@ class Band(QueryKeyPart):
             object.__setattr__(self, "frequencies", _listed(self.frequencies))
         elif self.frequencies not in BANDS:
             raise ValueError(
-                f"Band({self.frequencies!r}) is not a band: give {', '.join(map(repr, BANDS))}, or indices of rotary "
-                "pairs"
+                f"Band({shown(self.frequencies)}) is not a band: give {', '.join(map(repr, BANDS))}, or indices of "
+                "rotary pairs"
             )
 
     def of(
         self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the contribution of the chosen rotary pairs to the scaled scores."""
+        """Return the contribution of the chosen rotary pairs to the scaled scores.
+
+        `scores` are the heads' scores in the run, `pairs` is a mask of the chosen pairs.
+        """
         return scores.of_pairs(pairs)
 
     def control_pairs(
         self, geometry: RotaryGeometry | None, heads: list[int]
     ) -> tuple[Bool[Tensor, "heads pairs"], list[int]]:
-        """Return a mask of the rotary pairs of each head, and numbers that are added to the seeds of random sets.
+        """Return a mask of the rotary pairs of each of the heads, and numbers to add to the seeds of random sets.
 
-        The added number is the index of a named third, and nothing for a band given by indices.
+        `geometry` has the rotary pairs of the layer. The numbers are a list with the index of a named third ("high" is
+        0), or empty for a band given by indices.
         """
         assert geometry is not None
         named = [BANDS.index(self.frequencies)] if isinstance(self.frequencies, str) else []
         return self.pairs_of(geometry, heads).expand(len(heads), -1), named
 
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
-        """Return a mask of the chosen rotary pairs: [pairs] for indices, [heads, pairs] for a named third."""
+        """Return a mask of the chosen rotary pairs: [pairs] for indices, [heads, pairs] for a named third.
+
+        `geometry` has the rotary pairs of the layer, `heads` are its heads. Raises ValueError for pairs that the layer
+        does not have, or a third of fewer than three pairs.
+        """
         if not isinstance(self.frequencies, str):
             return super().pairs_of(geometry, heads)
         if geometry.n_pairs < len(BANDS):
@@ -290,9 +360,9 @@ class Band(QueryKeyPart):
 
 
 def _listed(frequencies: Any) -> Any:
-    """Return frequencies as a tuple: sorted indices without duplicates, or the entries of a mask in order.
+    """Return frequencies as a tuple: sorted indices without duplicates, or the entries of a boolean mask in order.
 
-    None stays None. Anything else is refused later, with the name of a layer. Raises ValueError for a value with two
+    None stays None. Other values are refused later, with the name of a layer. Raises ValueError for a value with two
     readings, such as an array that may be indices or a mask.
     """
     require_one_reading(frequencies)

@@ -1,7 +1,7 @@
 """Ablate heads at one position of each sequence; only queries from this position on are run again.
 
-One run of a layer gives z without the part, for all its heads together. Then runs that begin at this layer and position
-are made, several in a batch; in each run z of one head is replaced.
+One run of a layer gives z (a head's output before W_O) without the part, for all its heads together. Then runs that
+begin at this layer and position are made, several in a batch; in each run z of one head is replaced.
 """
 
 from functools import partial
@@ -23,7 +23,11 @@ from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_val
 def effects_at_position(
     run: ContinuedRun, sequences: TaskSequences, at: Int[Tensor, "sequences"], layers: list[LayerReplays]
 ) -> list[LayerEffects]:
-    """Ablate the heads of `layers` one at a time, at position `at` of each sequence; return the effects per layer."""
+    """Ablate the heads of `layers` one at a time, at position `at` of each sequence; return the effects per layer.
+
+    The list has a `LayerEffects` for each of `layers`, in their order. `run` is the run without ablation, from which
+    layers are run again from the earliest of these positions on. `sequences` are the prompts with the metric.
+    """
     view = run.view
     with evaluating(view.model):
         z_of_layers = [_z_without(run, at, replays) for replays in layers]
@@ -37,7 +41,11 @@ def effects_at_position(
 def _z_without(
     run: ContinuedRun, at: Int[Tensor, "sequences"], replays: LayerReplays
 ) -> Float[Tensor, "replays sequences d_head"]:
-    """Return z without the part (or without the control) at position `at`, for the head of each replay."""
+    """Return z (output before W_O) without the part, or without a random control, at position `at` of each sequence.
+
+    Axis 0 has the runs of `replays`, each with one head ablated; a run has the z of its own head. `run` is the run
+    without ablation, which is continued to the end of the attention of this layer.
+    """
     view, layer, names = run.view, replays.layer, run.view.hook_names(replays.layer)
     require_honoured(view, layer, "z")
     by_draw = [slice(draw, None, replays.drawn + 1) for draw in range(replays.drawn + 1)]  # every head once
@@ -66,7 +74,12 @@ def _putting(
     chunk: slice,
     batch: slice,
 ) -> list[Hook]:
-    """Return a hook that sets z of the heads of the replays `chunk` at the position, on the sequences `batch`."""
+    """Return a list with the hook that sets z of the ablated heads at the position, on the sequences `batch`.
+
+    `chunk` (a slice) selects runs of `replays`, each with one head ablated and its own copy of the batch. `z_without`
+    is z (output before W_O) after the ablation. `at` are the positions, `run` is the run that is continued. The hook
+    returns an edited copy of z.
+    """
     n_heads = run.view.n_heads(replays.layer)
     new_z, places = z_without[chunk, batch].flatten(0, 1), at[batch] - run.first
     heads = torch.tensor([head for head, _ in replays.replays[chunk]]).repeat_interleave(len(places))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
@@ -58,6 +59,7 @@ BAND_EFFECTS = Schema(
 )
 
 
+@checked_settings
 def band_effects(
     model: Any,
     heads: Heads,
@@ -82,22 +84,26 @@ def band_effects(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: as in `ablate`.
-        task, at, folder, n_jobs: as in `ablation_sweep`.
-        draws: random sets per band. 19 allow a `control_p` of .05; some bands find fewer sets, see `control_p_floor`.
+        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a DataFrame with `layer` and `head`.
+        task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
+        at: positions of the task, names or numbers: bands are removed at each alone, a row for each. Default:
+            everywhere.
+        draws: random sets of frequencies per band. Default: 5. 19 allow a `control_p` of .05; some bands find fewer
+            sets, see `control_p_floor`.
+        folder: keeps finished layers; the same call resumes from it. n_jobs: number of workers.
         seed: of the sets and of the task's sequences.
 
     Returns:
-        A row per head and band. Columns: `layer, head, name, band, position?, first, last, delta, delta_se, score_rms,
-        control_delta, control_delta_se, control_delta_min, control_delta_max, control_excess, control_p,
-        control_p_floor, control_draws, excess_z, control_rms, control_overlap`.
+        DataFrame, a row per head and band. Columns: `layer, head, name, band, position?, first, last, delta, delta_se,
+        score_rms, control_delta, control_delta_se, control_delta_min, control_delta_max, control_excess, control_p,
+        control_p_floor, control_draws, excess_z, control_rms, control_overlap`. `delta` is the metric without the band
+        minus the intact value; `control_p` is the share of random sets (the band included) with an effect as large.
 
     Raises:
         BadHead: a head does not exist.
         UnsupportedArchitecture: a layer has no rotary positions.
         IncompatibleCheckpoint: the folder holds bands of another model, task or settings.
-        ValueError: a head has fewer than three frequencies, `draws` is not a number, the task lacks a position or
-            refuses a prompt.
+        ValueError: a head has fewer than three frequencies, `draws` is not a number, or the task does not fit.
 
     Not established: that the head was trained to use the band. Effects of the three bands do not add up to the effect
     of the head, because frequencies act together in a softmax. Where `control_overlap` is near 1 (a head with one
@@ -162,7 +168,11 @@ _OF_CONTROL = ("control_delta", "control_delta_se", "control_excess", "control_p
 
 
 def _with_control(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a sweep with all columns of the control; they are NaN where no set was found."""
+    """Return a copy of the table of a sweep with all columns of the control (random sets of rotary pairs).
+
+    Added are `control_delta_min` and `control_delta_max`, the smallest and largest effect of a head's sets. Numbers are
+    NaN, and lists empty, where no set was found.
+    """
     effects = [list(drawn) for drawn in table["control_draws"]] if "control_draws" in table else [[]] * len(table)
     return table.assign(
         **{name: table.get(name, np.nan) for name in _OF_CONTROL},

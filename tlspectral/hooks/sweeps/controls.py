@@ -32,9 +32,10 @@ _TOLERANCE = 0.1  # the RMS of a random set may differ by this share
 
 
 def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
-    """Return the removal with pairs of padding tokens taken out of `allowed`; `batch` are the sequences of the run.
+    """Return a copy of the removal with `allowed` False for padding tokens; the removal itself if nothing is padded.
 
-    Padding follows the sequence, so only padding queries see padding keys, and masking these queries is enough.
+    `sequences` are all prompts, `batch` (a slice) those of the run. Padding follows the sequence, so only padding
+    queries see padding keys, and masking these queries is enough.
     """
     if removal.allowed is None or not sequences.padded:
         return removal
@@ -68,9 +69,12 @@ def frequency_sets(
     draws: int,
     seed: int,
 ) -> list[FrequencySets] | None:
-    """Return one `FrequencySets` per head: up to `draws` random sets of rotary pairs with about the part's RMS.
+    """Return for each head up to `draws` random sets of rotary pairs with about the RMS of the part (a `Band`).
 
-    Return None if the part has another kind of control. `equal_sets` says how sets are drawn.
+    An entry is a `FrequencySets` with `.masks` (a mask of rotary pairs per set) and `.overlap`. Return None if the part
+    has another kind of control. `view` is the model, `sequences` are run through `layer` to find the RMS of each pair,
+    `seed` draws the sets. A set is the beginning of a random order of the pairs, cut where its RMS is nearest to the
+    part's, and kept if it is within 10 %.
     """
     pairs_of_heads = part.control_pairs(layer.rotary, heads)
     if pairs_of_heads is None:
@@ -92,7 +96,8 @@ def equal_sets(
 
     `products[s, t]`: product of the contributions of the pairs s and t, mean over unmasked pairs of tokens. The sum of
     `products` over a set is the mean square of its contribution. `band`: mask of the band's own pairs. A set is the
-    beginning of a random order, cut where its RMS is nearest to the band's, and kept if it is within 10 %.
+    beginning of a random order from `rng`, cut where its RMS is nearest to the band's, and kept if it is within 10 %.
+    Returns a list of masks over rotary pairs.
     """
     wanted = _set_rms(products, band)
     sets: list[np.ndarray] = []
@@ -113,7 +118,10 @@ def equal_sets(
 
 
 def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarray, "pairs"]) -> float:
-    """Return the RMS of the contribution of the chosen rotary pairs."""
+    """Return the RMS, in logits, of the contribution of the chosen rotary pairs to the scores.
+
+    `products` are the mean products of the contributions of every two pairs.
+    """
     # Rounding can make the mean square slightly negative.
     return float(np.sqrt(max(products[np.ix_(chosen, chosen)].sum(), 0.0)))
 
@@ -121,9 +129,10 @@ def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarr
 def _score_products(
     view: AttentionView, sequences: TaskSequences, layer: AttentionLayer, heads: list[int], at: Any
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
-    """Return the product of the contributions of every two rotary pairs to the scaled scores, averaged, per head.
+    """Return the mean product of the contributions of every two rotary pairs to the scaled scores, for each head.
 
-    The mean is over unmasked pairs of tokens of a sequence (with `at`: pairs with this query), then over sequences.
+    The model `view` is run on `sequences` up to this layer. The mean is over unmasked pairs of tokens of a sequence
+    (with `at`, one position per sequence: pairs with this query), then over sequences. Numbers are in squared logits.
     """
     assert layer.rotary is not None
     n_pairs = layer.rotary.n_pairs
@@ -169,17 +178,21 @@ def _score_products(
 
 
 def other_sets(n_heads: dict[int, int], by_layer: dict[int, list[int]]) -> int:
-    """Return the number of other sets with as many heads in each layer; `n_heads` are all heads of a layer."""
+    """Return the number of sets of heads, other than `by_layer`, with as many heads in each layer.
+
+    `n_heads` has the number of all heads of each layer, `by_layer` the heads of the set.
+    """
     return prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
 
 
 def head_sets(
     n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
 ) -> list[HeadSet]:
-    """Draw `draws` random sets with as many heads in each layer as `by_layer`; all sets if there are fewer.
+    """Draw `draws` random sets with as many heads in each layer as `by_layer`; all such sets if there are fewer.
 
-    `n_heads`: number of all heads by layer. Sets are drawn uniformly from all sets but the given one, so they may share
-    some heads with it. Raises ValueError if `by_layer` holds all heads of its layers.
+    Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. Sets are drawn
+    with `rng`, uniformly from all sets but the given one, so they may share some heads with it. Raises ValueError if
+    `by_layer` holds all heads of its layers.
     """
     # Sets of other heads only would be biased: one head with a large effect would count in the given set and never in
     # the control, and randomly chosen heads would have a small p too often.
@@ -205,9 +218,9 @@ def head_sets(
 
 
 def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:
-    """Return, for each of the heads, up to `draws` other random heads of the layer: its control.
+    """Return, for each of the heads, a list of up to `draws` other random heads of the layer: its control.
 
-    Raises as `head_sets`.
+    `view` is the model, `seed` draws the heads. Raises ValueError for a layer with one head.
     """
     n_heads = {layer: view.n_heads(layer)}
     drawn = [head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head])) for head in heads]

@@ -1,6 +1,7 @@
 """Evaluate a metric without a part of each head (or set of heads), and with the control removed instead.
 
-Layers are replayed from the layer of the head, or the first layer of the set; several replays share a batch.
+A replay is a run of the model from the layer of the head on (or the first layer of the set), with one head or set
+ablated. Several replays share a batch.
 """
 
 from collections.abc import Mapping
@@ -38,10 +39,10 @@ class LayerEffects:
     """Values of a metric on each sequence with each head of a layer ablated.
 
     Attributes:
-        values: the part is removed from the head.
-        score_rms: root mean square of the removed part, over unmasked pairs of tokens and sequences. NaN for a part of
-            the mask or of z.
-        controls: a control is removed instead; NaN for draws that were not found.
+        values: the metric when the part is removed from the head.
+        score_rms: root mean square of the removed part in logits, over unmasked pairs of tokens and sequences. NaN for
+            a part of the mask or of z.
+        controls: the metric when a random control is removed instead; NaN for controls that were not found.
         control_columns: further columns on the control, by name.
     """
 
@@ -55,13 +56,15 @@ class LayerEffects:
 class LayerReplays:
     """All ablations of the heads of one layer, one head at a time, to be run in any order.
 
+    A replay is a run of the model from this layer on with one head ablated.
+
     Attributes:
         view: the model.
-        sequences: the task.
+        sequences: the prompts and metric of the task.
         layer: index of the layer.
         heads: heads to ablate.
-        part: the removed part, bound to the heads.
-        draws: controls per head.
+        part: the removed part, prepared for the heads.
+        draws: number of random controls per head.
         seed: seed of the controls.
     """
 
@@ -75,9 +78,9 @@ class LayerReplays:
 
     @cached_property
     def sets(self) -> dict[int, FrequencySets]:
-        """From head to its random sets of rotary pairs; empty if the part has another control.
+        """Dict from head to its random sets of rotary pairs; empty if the part has another control.
 
-        Can be fewer than `draws`.
+        A head can have fewer sets than `draws`.
         """
         if not self.draws:
             return {}
@@ -88,17 +91,17 @@ class LayerReplays:
 
     @cached_property
     def drawn(self) -> int:
-        """Number of controls per head that are run."""
+        """Number of random controls per head that are run; fewer than `draws` if no more were found."""
         return max((len(drawn.masks) for drawn in self.sets.values()), default=self.draws)
 
     @cached_property
     def replays(self) -> list[tuple[int, int]]:
-        """List of (head, draw); draw -1 removes the part itself, draw 0, 1, ... a control."""
+        """List of (head, draw), one for each run; draw -1 removes the part itself, draw 0, 1, ... a random control."""
         return [(head, draw) for head in self.heads for draw in range(-1, self.drawn)]
 
     @cached_property
     def squares(self) -> Float64[Tensor, "replays sequences"]:
-        """Mean square that each replay removes from the scores of each sequence, filled by the hooks.
+        """Mean square, in logits, that each run removes from the scores of each sequence; the hooks fill it in.
 
         NaN for parts that do not act on scores.
         """
@@ -115,9 +118,11 @@ class LayerReplays:
         return self.view.layer(self.layer)
 
     def hooks(self, chunk: slice, batch: slice, *, stacked: bool = True) -> list[Hook]:
-        """Return hooks that ablate the replays `chunk` on the sequences `batch`.
+        """Return hooks for the runs `chunk` (a slice of `replays`) on the sequences `batch`; each run ablates one head.
 
-        `stacked`: each replay on its own copy of the batch; otherwise all replays on one copy.
+        `batch` is a slice of sequences. `stacked`: True gives each run its own copy of the batch; False ablates all
+        heads in one copy. The hooks also fill in `squares`. Raises EditNotHonored if a short run shows that the edit
+        does not change the logits.
         """
         self.squares[chunk, batch] *= 0.0  # forget a run that ran out of memory; NaN stays NaN
         heads = [head for head, _ in self.replays[chunk]]
@@ -127,7 +132,11 @@ class LayerReplays:
         return ablation.hooks()
 
     def _altered(self, chunk: slice, batch: slice, removal: Removal) -> Tensor:
-        """Return the difference that each replay removes, and add its mean square to `squares`."""
+        """Return the difference that each run adds to the scores, and add its mean square to `squares`.
+
+        `chunk` selects runs of `replays`, `batch` sequences; both are slices. `removal` is the change that the part
+        makes, with one run on its second axis each; it is not changed.
+        """
         removal = unpadded(removal, self.sequences, batch)
         assert removal.allowed is not None
         removed = self._with_controls(removal, self.replays[chunk])
@@ -136,7 +145,11 @@ class LayerReplays:
         return removed
 
     def _with_controls(self, removal: Removal, replays: list[tuple[int, int]]) -> Tensor:
-        """Return the removed difference, with a random part in the place of the part for draws from 0 on."""
+        """Return the difference to add to the scores: of the part for draw -1, of a random control for other draws.
+
+        `replays` are the (head, draw) on the second axis of `removal.difference`. `removal` is the change that the part
+        makes; it is not changed.
+        """
         random = [index for index, (_, draw) in enumerate(replays) if draw >= 0]
         if not random:
             return removal.difference
@@ -155,7 +168,10 @@ class LayerReplays:
         return replaced
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
-        """Sort the values of all replays by head and draw, and return them as `LayerEffects`."""
+        """Sort the metric's values of all runs by head and draw, and return them as `LayerEffects`.
+
+        `values` are in the order of `replays`.
+        """
         split = "(head draw) sequence -> head draw sequence"
         by_head = rearrange(values, split, draw=self.drawn + 1).numpy()
         sizes = rearrange(self.squares, split, draw=self.drawn + 1).mean(-1).sqrt().numpy()
@@ -175,13 +191,20 @@ class LayerReplays:
 
 
 def layer_effects(run: IntactRun, sequences: TaskSequences, layers: list[LayerReplays]) -> list[LayerEffects]:
-    """Ablate the heads of `layers` one at a time, on all sequences; return the effects per layer."""
+    """Ablate the heads of `layers` one at a time, on all sequences; return the effects per layer.
+
+    The list has a `LayerEffects` for each of `layers`, in their order. `run` is the run without ablation, from which
+    layers are run again. `sequences` are the prompts with the metric.
+    """
     replays = [Replays(layer.layer, len(layer.replays), layer.hooks) for layer in layers]
     return by_layer(layers, replayed_values(run, sequences, replays))
 
 
 def by_layer(layers: list[LayerReplays], values: Float64[Tensor, "replays sequences"]) -> list[LayerEffects]:
-    """Split `values`, which hold the replays of all layers in a row, into the effects of each layer."""
+    """Split the values of all runs, which stand in the order of `layers`, into the `LayerEffects` of each layer.
+
+    `values` are the metric of each run on each sequence.
+    """
     split_values = values.split([len(layer.replays) for layer in layers])
     return [layer.effects(own_values) for layer, own_values in zip(layers, split_values, strict=True)]
 
@@ -192,7 +215,11 @@ def effects_of(
     values: Float64[np.ndarray, "*rows sequences"],
     intact_value: Float64[np.ndarray, "sequences"],
 ) -> Float64[np.ndarray, "*rows sequences"]:
-    """Return values minus the intact values, and exactly 0 for sequences in which the part changes nothing."""
+    """Return values minus the intact values: the effect of a removed part on each sequence, in units of the metric.
+
+    `values` are the metric without the part, `intact_value` with it. The effect is exactly 0 for sequences in which
+    `part` changes nothing.
+    """
     deltas = values - intact_value
     # Without this line such sequences would differ by rounding, because batches have other sizes.
     deltas[..., part.idle(sequences.tokens).numpy()] = 0.0
@@ -207,9 +234,12 @@ def effect_rows(
     seed: int,
     distinct: Int[np.ndarray, "sequences"] | None,
 ) -> pd.DataFrame:
-    """Return rows of a sweep: the columns `names`, value, delta and its tests, and the control if it has draws.
+    """Return a DataFrame with rows of a sweep: columns `names`, `value`, `delta` and its tests, and the control.
 
-    `distinct`: a number per sequence. Equal sequences share a number and count as one observation.
+    Columns: the entries of the dict `names`, `value, delta, delta_se, delta_p, delta_p_floor`, and `control_delta,
+    control_p`, ... (left out with 0 draws). `values` are the metric without the part, `deltas` the changes, `controls`
+    the changes with random controls removed. `distinct`: an integer per sequence; equal sequences have the same and
+    count as one observation; None: all differ. `seed` is for random sign flips.
     """
     table = pd.DataFrame(
         {
@@ -229,7 +259,8 @@ def effect_rows(
 def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[int]]) -> LayerEffects:
     """Return the effects of the first heads of `measured`, with the values of other heads as their controls.
 
-    `others[i]`: heads that are the control of the i-th head; they stand in `measured` too.
+    `effects` are the effects of all heads in `measured`. `others[i]` are the heads that are the control of the i-th
+    head; they stand in `measured` too. The result is a new `LayerEffects` with as many heads as `others` has entries.
     """
     values = effects.values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
@@ -237,9 +268,10 @@ def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[i
 
 
 def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
-    """Return a dict from the name of each set to its heads by layer.
+    """Return a dict from the name of each set of heads to a dict from layer to its heads.
 
-    Raises BadHead as `heads_by_layer`, ValueError for an empty set.
+    `view` is the model, `sets` is what the user gave as `heads=`: a dict from name to heads. Raises BadHead for a head
+    that does not exist or columns of a table, ValueError for an empty set.
     """
     if {"layer", "head"} <= set(sets):
         raise BadHead(
@@ -265,9 +297,13 @@ def set_table(
     sets: Mapping[str, dict[int, list[int]]],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
-    """Return a row per set: its heads ablated together, compared with `draws` random sets of equal size.
+    """Return a DataFrame with a row per set: its heads ablated together, compared with random sets of equal size.
 
-    `prepared`: the intact run and its value on each sequence.
+    Columns: `layer, head` (both -1), `name` of the set, `value, delta, delta_se, delta_p, delta_p_floor, score_rms`
+    (NaN), and with draws the control (`control_delta, control_p`, ...). Its attrs have the intact values. `part` is the
+    removed part, `sequences` are the prompts with the metric, `sets` is a dict from name to heads by layer, `draws` the
+    number of random sets for each, `seed` draws them. `prepared`: the run without ablation and its value on each
+    sequence.
     """
     intact, intact_value = prepared
     view = intact.view
@@ -295,9 +331,9 @@ def set_table(
 
 
 def _replay_of(view: AttentionView, bound: Mapping[int, Any], chosen: HeadSet) -> Replays:
-    """Return the replay in which the heads `chosen` are ablated together.
+    """Return the run (`Replays`) in which all heads `chosen`, pairs (layer, head), are ablated together.
 
-    `bound`: from layer to the part, bound to all heads of the layer.
+    `view` is the model. `bound`: dict from layer to the part, prepared for all heads of the layer. Nothing is run yet.
     """
     by_layer: dict[int, list[int]] = {}
     for layer, head in chosen:

@@ -27,10 +27,13 @@ def gradient_screen(
 ) -> pd.DataFrame:
     """Estimate how much removing `part` from each head alone changes the metric (attribution patching: Nanda 2023).
 
-    Returns a DataFrame `layer, head, estimate, score_rms`; score_rms is NaN for a part of the mask or of z. An ablation
-    adds a difference D to the head's scores S; the estimate is the sum over entries of (dL/dS) D. This takes one
-    forward and one backward pass for all heads, and one more forward pass if the metric needs all prompts at once.
-    Raises ValueError if the metric has no gradient, or PyTorch records none (inference mode).
+    `view` is the model.
+
+    Returns a DataFrame `layer, head, estimate, score_rms`. `estimate` is in units of the metric. `score_rms` is the RMS
+    of the removed part in logits, NaN for a part of the mask or of z. An ablation adds a difference D to the head's
+    scores S; the estimate is the sum over entries of (dL/dS) D. This takes one forward and one backward pass of
+    `sequences` for all heads in `by_layer` (dict from layer to heads), and one more forward pass if the metric needs
+    all prompts at once. Raises ValueError if the metric has no gradient, or PyTorch records none (inference mode).
     """
     # The estimate is the derivative in a gate g = 0 that multiplies D, so no gradient reaches the parameters.
     require_gradients(view, "screen='gradient'")
@@ -47,7 +50,7 @@ def gradient_screen(
             of_logits = sequences.gradients(torch.cat([*logits]))
 
     def gated(layer: int, removal: Removal) -> Tensor:
-        """Store the mean square of the removed parts of a layer, and return the parts times their gates."""
+        """Store the mean square of the removed part of each head in a layer; return the parts times their gates."""
         removal = unpadded(removal, sequences, batch)
         difference = removal.difference.detach()
         if removal.allowed is None:
@@ -103,7 +106,11 @@ def gradient_screen(
 
 
 def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Tensor, hook: Any) -> Tensor:
-    """Return z plus the gates times the change of z without the part. The gates are 0, so z keeps its value."""
+    """Return z plus the gates times the change of z without the part. The gates are 0, so z keeps its value.
+
+    z is the heads' output before W_O, `ablation` the removal of the part from some of these heads, `gates` has a number
+    per head of the ablation. The gradient in a gate is the estimate for its head. `hook` is not used.
+    """
     by_head = z.reshape(*z.shape[:2], ablation.layer.n_heads, -1)
     change = ablation.change_of_head_output(by_head).detach() * gates.to(by_head)[:, None]
     return by_head.index_add(2, torch.tensor(ablation.heads, device=z.device), change.to(z)).reshape(z.shape)

@@ -12,6 +12,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.errors import earlier_calls
+from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors import DETECTORS
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
@@ -19,7 +20,7 @@ from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables.head_columns import PART
 from tlspectral.tables.meanings import MEANINGS, followed, warn_of_older
 from tlspectral.tables.same_model import require_same_model
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require_table
 
 _SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
 _CORRELATED = ("dir_frac", "D_head", "rope_imag_frac", "prev")
@@ -53,6 +54,7 @@ SUMMARIZE_SWEEP = Schema(
 
 
 @earlier_calls(heads="table")
+@checked_settings
 def summarize_sweep(
     sweep: pd.DataFrame | Sequence[pd.DataFrame],
     table: pd.DataFrame,
@@ -67,18 +69,17 @@ def summarize_sweep(
     >>> model = tls.load_model("tiny-rope")
     >>> sweep = tls.ablation_sweep(model, "rope_phase")
     >>> summary = tls.hooks.summarize_sweep(sweep, tls.detect_heads(model))
-    >>> summary.loc[2, ["statement", "column", "note"]].tolist(), int(summary.loc[2, "value"])
-    (['detector_rank', 'prev', 'L0H3'], 1)
+    >>> [str(entry) for entry in summary.loc[2, ["statement", "column", "note", "value"]]]
+    ['detector_rank', 'prev', 'L0H3', '1.0']
 
     Each row is a `statement` about the effects (`delta`) of one part:
 
-    * `sum`: sum of the effects of all heads.
+    * `sum`: sum of the effects of all heads, in units of the metric.
     * `share_small`: share of heads with an absolute effect below `small`.
-    * `detector_rank`: take the head whose ablation does the most harm; its rank by `prev`, `dup` or `ind` (1 is the
-      largest) among all heads. `note` names the head.
+    * `detector_rank`: take the head whose ablation does the most harm; its rank by the detector score `prev`, `dup` or
+      `ind` (1 is the largest) among all heads. `note` names the head.
     * `effect_rank`: take the head with the largest `prev`, `dup` or `ind`; its rank by harm among measured heads.
-    * `rank_correlation`: Spearman correlation of the effect with `dir_frac`, `D_head`, `rope_imag_frac` or `prev`; 20
-      heads or more.
+    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac` or `prev` (20 heads).
 
     `size_control` says how effects are scaled: `none`; `score_rms`, divided by the RMS removed, to compare parts of
     different size; `random`, minus the effect of a random part (needs `control="random"`).
@@ -90,8 +91,9 @@ def summarize_sweep(
             "language"; other tasks need it.
 
     Returns:
-        A row per statement. Columns: `part, size_control, statement, column, value, low, high, pvalue,
-        pvalue_floor, qvalue, n, note`.
+        DataFrame, a row per statement. Columns: `part, size_control, statement, column, value, low, high, pvalue,
+        pvalue_floor, qvalue, n, note`. `low, high`: 95 % interval. `pvalue` of a rank is rank / n (head chosen at
+        random), of a correlation by Student's t over layers; `qvalue` corrects it for the number of correlations.
 
     Raises ValueError if the sweep has no effect, `table` lacks a head or is of another model, a head is twice in a
     part, `small` is missing, or the task does not say whether a higher value is better.
@@ -99,9 +101,11 @@ def summarize_sweep(
     Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
     alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
-    tables = [sweep] if isinstance(sweep, pd.DataFrame) else list(sweep)
+    require_table(table, "give the result of tls.analyze_heads")
+    tables: list[Any] = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
     for one_part in tables:
+        require_table(one_part, "give the result of tls.ablation_sweep, or a list of them", name="sweep")
         require_same_model(table, one_part.attrs, "the sweep's effects")
         warn_of_older(one_part, "the sweep")
         (what_is_small, harm), parts = _scale(one_part.attrs, small), one_part["part"].unique()
@@ -117,7 +121,11 @@ def summarize_sweep(
 
 
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
-    """Return the bound of a small effect, and 1 if a higher metric is worse, -1 if it is better."""
+    """Return the bound of a small effect in units of the metric, and 1 if a higher metric is worse, else -1.
+
+    `attrs` are those of a sweep, `small` the user's bound or None. Raises ValueError if the attrs do not name the task
+    or say whether a higher value is better, or `small` has no default for the task.
+    """
     if "task" not in attrs:
         raise ValueError("the sweep has no attrs['task'] (pd.concat drops attrs): give the sweeps as a list of tables")
     task, higher_is_better = attrs["task"], attrs.get("higher_is_better")
@@ -134,7 +142,13 @@ def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
 def _part_rows(
     part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, small: float, harm: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one part as dicts; `measured` are its measured heads, `heads` is the head table."""
+    """Yield the rows of the summary for one part, as dicts from column to value.
+
+    Statements: `sum`, `share_small`, `detector_rank`, `effect_rank` and `rank_correlation`, for each size control.
+    `part` is the name of the part, `measured` has its heads with an effect, `heads` is the head table, `attrs` are the
+    attrs of the sweep. `small` is the bound of a small effect, `harm` 1 if a higher metric is worse, else -1. Raises
+    ValueError for a head that is twice in the sweep or not in the head table.
+    """
     if measured.duplicated(["layer", "head"]).any():
         raise ValueError(f"{part}: a head is in the sweep twice: give tables of different sweeps as a list")
     joined = measured.merge(heads, on=["layer", "head"], how="left", suffixes=("", "_of_heads"), indicator=True)
@@ -162,7 +176,11 @@ def _part_rows(
 
 
 def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Yield (size control, name of its sums in attrs, effect of each head, standard errors)."""
+    """Yield (size control, name of its sums in attrs, effect of each head, standard errors), three times at most.
+
+    The effects are `delta`, `delta` per RMS of the removed part, and `delta` minus the mean effect of the random
+    controls; the last is left out without random controls. `joined` is the sweep joined with the head table.
+    """
     delta, error = joined["delta"].to_numpy(float), joined["delta_se"].to_numpy(float)
     yield "none", "delta", delta, error
     size = joined["score_rms"].to_numpy(float)
@@ -174,7 +192,12 @@ def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.nd
 
 
 def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | None) -> dict[str, Any]:
-    """Return the row of the statement `sum`, with a 95 % interval over sequences if `per_sequence` fits the effects."""
+    """Return the row of the statement `sum` as a dict: the sum of effects over heads and a 95 % interval.
+
+    Keys: `statement, value, low, high, n, note`. `effect` and `error` are the effect of each head and its standard
+    error. `per_sequence` has the sum on each sequence, or is None. If its mean is the sum of `effect`, the interval is
+    a t interval over sequences; otherwise 1.96 times the sum of the standard errors `error`.
+    """
     total = float(effect.sum())
     sums = np.asarray(per_sequence if per_sequence is not None else [], dtype=float)
     if len(sums) > 1 and np.isclose(sums.mean(), total, rtol=1e-6, atol=1e-9):
@@ -194,7 +217,11 @@ def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | 
 
 
 def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `detector_rank` and `effect_rank` for each detector; `harm` is per row of `joined`."""
+    """Yield the rows of `detector_rank` and `effect_rank` for each detector, as dicts.
+
+    `joined` has the measured heads with their detector scores, `heads` all heads. `harm` is the harm of ablating each
+    head of `joined` (the effect, positive if worse).
+    """
     most = int(harm.argmax())
     names = list(map(head_name, joined["layer"], joined["head"]))
     for name in DETECTORS:
@@ -208,14 +235,23 @@ def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Itera
 
 
 def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: str) -> dict[str, Any]:
-    """Return the row of a rank: the place of `own` among `values` (1 is the largest), with p = rank / n."""
+    """Return the row of a rank as a dict: the place of `own` among `values` (1 is the largest), with p = rank / n.
+
+    Keys: `statement, column, value, n, note, pvalue, pvalue_floor`. `statement` and `detector` name the row, `head` the
+    head that is ranked.
+    """
     rank, n = int((values > own).sum()) + 1, len(values)
     row = {"statement": statement, "column": detector, "value": rank, "n": n, "note": head}
     return row | {"pvalue": rank / n, "pvalue_floor": 1 / n}
 
 
 def _correlations(joined: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yield a row of `rank_correlation` for each column of the head table that varies over 20 heads or more."""
+    """Yield a row of `rank_correlation`, as a dict, for each of the columns dir_frac, D_head, rope_imag_frac and prev.
+
+    The row has Spearman's correlation of the column of `joined` with `effect`, its 95 % interval and two-sided p by a
+    jackknife over layers (Student's t). `effect` is the effect of each head (row of `joined`). A column is left out if
+    fewer than 20 heads have a value or it is constant.
+    """
     for name in (name for name in _CORRELATED if name in joined):
         values = joined[name].to_numpy(float)
         usable = np.isfinite(values)
@@ -232,7 +268,11 @@ def _correlations(joined: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str
 def _left_out(
     x: Float64[np.ndarray, "heads"], y: Float64[np.ndarray, "heads"], layers: np.ndarray
 ) -> Float64[np.ndarray, "layers"]:
-    """Return the rank correlation without each layer, by ranks of the whole table; NaN if the rest is constant."""
+    """Return the rank correlation of x and y without each layer in turn; NaN if the rest is constant.
+
+    The result has one number per layer. Ranks are taken once, over the whole table. `x` and `y` have a number per head,
+    `layers` is the layer of each head.
+    """
     ranks = np.stack([scipy.stats.rankdata(x), scipy.stats.rankdata(y)])
     others = [ranks[:, layers != layer] for layer in np.unique(layers)]
     varies = [(pair != pair[:, :1]).any(axis=1).all() for pair in others]

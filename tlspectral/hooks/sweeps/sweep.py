@@ -12,7 +12,8 @@ import pandas as pd
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
+from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
@@ -83,11 +84,15 @@ ABLATION_SWEEP = Schema(
 
 
 def _sweeps_to_join(call: str, tasks: list[str]) -> str:
-    """Return two lines of code as text: a sweep for each task, and one table that joins the sweeps."""
+    """Return two lines of Python, as text for a message: a sweep for each task, and a table that joins the sweeps.
+
+    `call` is the call for one task, `tasks` are the tasks as texts.
+    """
     others = ", ".join(f"{keyword(task)}=sweeps[{number}]" for number, task in enumerate(tasks[1:], 1))
     return f"sweeps = [{call} for task in ({', '.join(tasks)})]\ntable = tls.tables.join(sweeps[0], {others})"
 
 
+@checked_settings
 @refuse_off_target(_sweeps_to_join, control="random", draws=FEWEST_DRAWS)
 def ablation_sweep(
     model: Any,
@@ -114,11 +119,12 @@ def ablation_sweep(
     [0.0, 0.0, 0.0, 1.3]
 
     Args:
-        model, part: as in `ablate`. "output" is replaced by the head's output on the paired prompt if the task has
-            pairs, otherwise by zero.
-        heads: as in `ablate`. A dict such as `{"movers": ["L9H9", "L10H0"]}` has a row per set, whose heads are removed
-            together. Default: all heads.
-        task: a `Task`, "induction" (16 repeated sequences) or "language" (16 rows of text). Default: "induction".
+        model: a TransformerBridge or HookedTransformer.
+        part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output" (the output on the paired
+            prompt if the task has pairs, else zero, replaces it), or a value of `tls.parts`.
+        heads: "L5H1", (5, 1), "L5", or a list. A dict such as `{"movers": ["L9H9", "L10H0"]}` has a row per set, whose
+            heads are removed together. Default: all heads.
+        task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
         at: positions of the task, names or numbers: the part is removed at each alone, a row for each.
         control: "random" also removes random parts of equal size; for parts of the mask or of z, the part of other
             heads of the layer.
@@ -129,13 +135,13 @@ def ablation_sweep(
         n_jobs: workers. seed: of sequences, controls, the screen and sign flips.
 
     Returns:
-        A row per head, sorted. Columns: `layer, head, name, part, position?, value, delta, delta_se, delta_p,
+        DataFrame, a row per head. Columns: `layer, head, name, part, position?, value, delta, delta_se, delta_p,
         delta_p_floor, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_p_floor?,
         control_draws?, excess_z?, control_rms?, control_overlap?, estimate?, measured?`. `delta` is the value without
         the part minus the intact value, in units of the metric. `tls.tables.join` joins sweeps on several tasks.
 
-    Raises: BadHead, ValueError, UnsupportedArchitecture, EditNotHonored as `ablate`; IncompatibleCheckpoint (the
-    folder holds another sweep).
+    Raises: BadHead, ValueError (unknown part, unfit options), UnsupportedArchitecture (no such part), EditNotHonored
+    (the model ignores the edit), IncompatibleCheckpoint (the folder holds another sweep).
 
     Not established: that a head without effect does nothing; other heads may replace it. `delta_p` is not corrected for
     the number of heads; with 8 or 16 skewed sequences it rejects 7.9 to 9.9 % at nominal 5 %. Whether a part does more
@@ -206,7 +212,10 @@ def ablation_sweep(
 
 
 def _positions(asked: list[tuple[str | int, Int[Tensor, "sequences"]]]) -> dict[str, Any]:
-    """Return settings `at` (labels) and `positions` (per label, one per sequence); an empty dict without positions."""
+    """Return a dict of settings: `at` (labels) and `positions` (per label, one per sequence); empty without positions.
+
+    `asked` are pairs (label, positions), as `asked_positions` returns them.
+    """
     if not asked:
         return {}
     return {"at": [label for label, _ in asked], "positions": [positions.tolist() for _, positions in asked]}
@@ -221,7 +230,13 @@ def _screened(
     label: str,
     seed: int,
 ) -> tuple[pd.DataFrame, list[dict[int, list[int]]]]:
-    """Return a table with the estimate of each head and part, and for each part the heads by layer to measure."""
+    """Return a table with the estimate of each head and part, and for each part a dict from layer to heads to measure.
+
+    `view` is the model. The table has `layer, head, estimate, score_rms`, `place` (index of the part) and `measured`
+    ("top", "control" or ""). `placed` are the parts, one per position, `by_layer` the heads to estimate, `label` the
+    beginning of the job's name. `measurement` makes the estimates, or loads stored ones. The 20 largest estimates and
+    20 random others (drawn with `seed`) are measured, over all parts together.
+    """
 
     def estimated() -> pd.DataFrame:
         tables = [
@@ -238,23 +253,26 @@ def _screened(
 
 
 def _listed(by_layer: Mapping[int, list[int]]) -> list[list[int]]:
-    """Return a list of [layer, head]."""
+    """Return the heads in `by_layer`, a dict from layer to heads, as a list of [layer, head]."""
     return [[layer, head] for layer, heads in by_layer.items() for head in heads]
 
 
 def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
-    """Return the names of the heads, such as "L5H1"."""
+    """Return the names of the heads in `by_layer`, a dict from layer to heads, such as "L5H1"."""
     return [head_name(*pair) for pair in _listed(by_layer)]
 
 
 def placed_parts(
     view: AttentionView, sequences: TaskSequences, removed: Sequence[Part], listed: list[Any] | None
 ) -> tuple[list[tuple[str | int, Int[Tensor, "sequences"]]], list[Part]]:
-    """Bind parts to the prompts of a task, each part at every listed position. Raises as `asked_positions`.
+    """Prepare parts for the prompts of a task, each part at every listed position.
+
+    `removed` are the parts, `listed` the entries of `at=` or None for all positions, `view` is the model, `sequences`
+    are the tokenized prompts. The given parts are not changed. Raises ValueError or TypeError for an unusable position.
 
     Returns:
-        Pairs (label, positions) from `asked_positions`, and the bound parts: the first part at every position, then the
-        second part at every position, and so on.
+        Pairs (label, positions), and the prepared parts: the first part at every position, then the second part at
+        every position, and so on. Without positions the pairs are an empty list.
     """
     asked = [] if listed is None else asked_positions(sequences, listed)
     placed = [part.placed(positions) for part in removed for _, positions in asked] or [*removed]
@@ -273,17 +291,20 @@ def sweep_jobs(
     kept: bool,
     numbered: bool,
 ) -> list[tuple[int, Job]]:
-    """Return the jobs of a sweep as pairs (index into `placed` of the removed part, job).
+    """Return the jobs of a sweep as pairs (index into `placed` of the removed part, job). No job is run yet.
 
-    A job covers consecutive layers or sets, as many as one pass holds.
+    A job ablates the heads of consecutive layers, or some sets, as many as one pass of the model holds. Its result is a
+    table of effects.
 
     Args:
         label: beginning of the jobs' names.
-        placed: the parts, each bound to a position.
+        view, sequences: the model, and the prompts with the metric.
+        placed: the parts, each at one position.
         chosen: heads by layer, one dict per part in `placed`; or a dict from the name of a set to its heads by layer.
-        per_head: controls per head or set.
-        kept: whether jobs are stored in a folder.
-        numbered: whether names of jobs contain the index of the part.
+        per_head: number of controls per head or set.
+        seed: seed of the controls.
+        kept: True if jobs are stored in a folder.
+        numbered: True if names of jobs contain the index of the part.
     """
     tokens = TOKENS_OF_JOB if kept else batch_on(view.device).tokens
     jobs: list[tuple[int, Job]] = []
@@ -308,20 +329,27 @@ def sweep_jobs(
 
 
 def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draws: int) -> int:
-    """Return the number of replays that the heads of a layer need, controls included."""
+    """Return the number of ablated runs that the heads of a layer need, controls included.
+
+    `view` is the model, `part` the removed part. `draws` is the number of controls per head.
+    """
     most = len(heads) * (1 + draws)
     return min(most, view.n_heads(layer)) if part.beside_heads else most
 
 
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:
-    """Check options of a sweep and return `draws` as a number or None. Raises ValueError for wrong combinations."""
+    """Check options of `ablation_sweep` and return `draws` as a number, or None for the default.
+
+    `part` is the part to remove; `control`, `draws`, `screen` and `at` are the user's arguments. `of_sets`: True if the
+    user gave sets of heads. Raises ValueError for options that are unknown or do not go together.
+    """
     if control not in (None, "random"):
-        raise ValueError(f"control must be None or 'random', not {control!r}")
+        raise ValueError(f"control must be None or 'random', not {shown(control)}")
     if draws is not None and control is None:
-        raise ValueError(f"draws={draws} needs control='random': give that too")
+        raise ValueError(f"draws={shown(draws)} needs control='random': give that too")
     number = None if draws is None else counted(draws, 1, "draws is how many controls each effect has")
     if screen not in (None, "gradient"):
-        raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
+        raise ValueError(f"screen must be None or 'gradient', not {shown(screen)}")
     if screen is not None and not part.screened:
         raise ValueError(
             f"screen='gradient' cannot estimate the part {part.name!r}: it needs replace='zero' or 'counterfactual', "
@@ -330,12 +358,17 @@ def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *,
     if screen is not None and of_sets:
         raise ValueError("screen='gradient' estimates single heads, and heads= has sets: leave screen= out")
     if at is not None and part.at is not None:
-        raise ValueError(f"at={at!r} was given, and the part has at={part.at!r} of its own: give only one of the two")
+        raise ValueError(
+            f"at={shown(at)} was given, and the part has at={shown(part.at)} of its own: give only one of the two"
+        )
     return number
 
 
 def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
-    """Return attrs `intact_value` and `intact_value_se`, from the table of any job."""
+    """Return a dict of attrs, `intact_value` and `intact_value_se`, from the table of any job of a sweep.
+
+    They are the metric without ablation, mean over `sequences`, and its standard error.
+    """
     intact = MetricValue(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
     return {"intact_value": intact.value, "intact_value_se": intact.se}
 
@@ -343,8 +376,9 @@ def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any
 def _draws(view: AttentionView, layers: Iterable[int] | None, part: Part, draws: int | None) -> int:
     """Return the number of controls per head: random parts, or other heads of the layer at most.
 
-    `layers=None` means sets of heads: return the number of random sets per set. Raises ValueError for a layer with one
-    head, if the control is other heads.
+    `view` is the model, `layers` are the layers with heads to ablate, `part` is the removed part. `draws` is the user's
+    number, None for the default. `layers=None` means sets of heads: return the number of random sets per set. Raises
+    ValueError for a layer with one head, if the control is other heads.
     """
     if layers is None:
         return draws or SETS
@@ -367,10 +401,11 @@ def _draws(view: AttentionView, layers: Iterable[int] | None, part: Part, draws:
 
 
 def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
-    """Return heads by layer. For a part of rotary pairs, all heads are the heads of layers with rotary positions.
+    """Return the heads that a user named, as a dict from layer to heads; None stands for all heads.
 
-    Raises BadHead; UnsupportedArchitecture if a named layer has no rotary positions; ValueError for frequencies that do
-    not exist, or an empty list of them.
+    `view` is the model, `part` the removed part. For a part of rotary pairs, all heads are the heads of layers with
+    rotary positions. Raises BadHead for heads that do not exist; UnsupportedArchitecture if a named layer has no rotary
+    positions; ValueError for frequencies that do not exist, or an empty list of them.
     """
     chosen = heads_by_layer(view, heads)
     if not part.rotary:
@@ -396,9 +431,12 @@ def _table(
     by_layer: dict[int, list[int]],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
-    """Ablate the heads `by_layer` one at a time; return their rows. `prepared`: the intact run and its values.
+    """Ablate the heads `by_layer` (layer to heads) one at a time; return a DataFrame with a row per head.
 
-    `attrs` hold the intact values and the sums of effects over heads, per sequence.
+    Columns: `layer, head, value, delta, delta_se, delta_p, delta_p_floor, score_rms`, and with draws the control
+    (`control_delta, control_p`, ...). `part` is the removed part, `sequences` are the prompts with the metric, `draws`
+    is the number of controls per head and `seed` draws them, `prepared` is the run without ablation and its value of
+    each sequence. The table's attrs are `intact_per_sequence` and `sums_per_sequence`, the sums of effects over heads.
     """
     intact, intact_value = prepared
     beside = draws > 0 and part.beside_heads
@@ -426,7 +464,11 @@ def _table(
 def _above_control(
     deltas: Float64[np.ndarray, "heads sequences"], controls: Float64[np.ndarray, "heads draws sequences"]
 ) -> Float64[np.ndarray, "sequences"]:
-    """Return the sum over heads with controls: effect minus the mean effect of the controls."""
+    """Return for each sequence the sum over heads of (effect minus the mean effect of the head's controls).
+
+    `deltas` are the effects of the heads, `controls` the effects of their controls. Heads without controls are left
+    out.
+    """
     exists = ~np.isnan(controls[:, :, 0])
     above = [
         delta - drawn[kept].mean(0) for delta, drawn, kept in zip(deltas, controls, exists, strict=True) if any(kept)
@@ -437,7 +479,12 @@ def _above_control(
 def _effects(
     part: Part, sequences: TaskSequences, draws: int, seed: int, by_layer: dict[int, list[int]], intact: IntactRun
 ) -> dict[int, LayerEffects]:
-    """Ablate heads one at a time, and their controls (random parts, or other heads); return effects by layer."""
+    """Ablate heads one at a time, and their controls (random parts, or other heads); return effects by layer.
+
+    The result is a dict from layer to `LayerEffects`. `part` is the removed part, `sequences` are the prompts with the
+    metric, `by_layer` is a dict from layer to heads, `draws` the number of controls per head, `seed` draws them,
+    `intact` is the run without ablation.
+    """
     view, others, ablated = intact.view, dict[int, list[list[int]]](), by_layer
     if draws and part.beside_heads:
         others = {layer: other_heads(view, layer, heads, draws, seed) for layer, heads in by_layer.items()}
@@ -465,7 +512,13 @@ def _effects(
 def _joined(
     tables: list[pd.DataFrame], estimated: pd.DataFrame | None, sequences: TaskSequences
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Join the tables of all jobs with the estimates of a screen, if any; return the table and its `attrs`."""
+    """Join the tables of all jobs with the estimates of a screen; return the table and a dict of its `attrs`.
+
+    `estimated` is the table of estimates, None without a screen; with it, heads that were not measured get rows with
+    NaN effects. `sequences` are the prompts with the metric. The attrs are `intact_value, intact_value_se`, `screen`
+    (None, or a dict with `kind, top, control, rank_correlation, pvalue`) and, without a screen, `sums_per_sequence`.
+    The given tables are not changed.
+    """
     attrs: dict[str, Any] = {**intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
     if estimated is None:

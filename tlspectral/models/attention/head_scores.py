@@ -50,9 +50,11 @@ Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pair
 class Rotation(Castable):
     """The rotary pairs of a layer, with cos and sin at some rows (tokens).
 
-    Tables are [(batch,) rows, pairs], or [(batch,) heads, rows, pairs] (heads = 1 if all are alike). Tables of a
-    spectral layer always have the axis of heads, for the heads of the geometry. They come from a run, or are computed
-    in float64.
+    geometry: which columns are pairs, and their frequencies.
+    cos, sin: from a run, or computed in float64.
+
+    Tables are [(batch,) rows, pairs], or [(batch,) heads, rows, pairs] (heads = 1 if all are alike). With learnable
+    rotary positions (a spectral layer) they always have the axis of heads, for the heads of the geometry.
     """
 
     geometry: RotaryGeometry
@@ -60,32 +62,37 @@ class Rotation(Castable):
     sin: Float[Tensor, "*batch rows pairs"]
 
     def of_heads(self, heads: list[int]) -> "Rotation":
-        """Return the cos and sin of some query heads of a spectral layer, in the given order.
+        """Return a `Rotation` with cos and sin of the query heads `heads` (indices) only, for a layer with learnable
+        rotary positions.
 
-        Other layers have the same rotation for all heads and are returned unchanged.
+        Other layers have one rotation for all heads: this object is then returned unchanged.
         """
         if not self.geometry.per_head:
             return self
         return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
 
     def at_one_position(self) -> "Rotation":
-        """Return a `Rotation` in which every row (token) has the position of the first row."""
+        """Return a new `Rotation` in which every row (token) has the cos and sin of the first row, so all offsets are
+        0.
+        """
         return replace(self, cos=self.cos[..., :1, :], sin=self.sin[..., :1, :])
 
     def turned(
         self, x: Float[Tensor, "*batch heads rows d_head"], direction: Literal[1, -1], pairs: Any
     ) -> Float[Tensor, "*batch heads rows columns"]:
-        """Return the columns of some rotary pairs of x, rotated by their angles.
+        """Return the columns of some rotary pairs of x, rotated by their angles, as a new tensor.
 
-        direction: 1, or -1 to rotate by the negative angles. pairs: a mask, indices or a slice. Columns are [real
-        parts, imaginary parts].
+        x: queries or keys. direction: 1, or -1 to rotate by the negative angles. pairs: the pairs, as a mask, indices
+        or a slice. Columns of the result are [real parts, imaginary parts].
         """
         real, imag = (index.to(x.device)[pairs] for index in (self.geometry.real_index, self.geometry.imag_index))
         cos, sin = (self._per_head(table).to(x)[..., pairs] for table in (self.cos, direction * self.sin))
         return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
     def _per_head(self, table: Tensor) -> Tensor:
-        """Return a table [batch, rows, pairs] of cos or sin with an axis of heads added; other tables unchanged."""
+        """Return `table`, cos or sin [batch, rows, pairs], with an axis of heads (length 1) added; tables with other
+        axes unchanged.
+        """
         return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
 
@@ -107,7 +114,7 @@ class ScoreSide(Castable):
     rotation: Rotation | None
 
     def first(self) -> "ScoreSide":
-        """Return these queries or keys with only the first sequence of the batch."""
+        """Return a new `ScoreSide` with only the first sequence of the batch; its tensors are views."""
         rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
@@ -118,11 +125,13 @@ class ScoreSide(Castable):
         return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
 
     def in_float32(self) -> "ScoreSide":
-        """Return these queries or keys in float32."""
+        """Return a new `ScoreSide` with these queries or keys, and cos and sin, in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
     def of_head(self, index: int) -> "ScoreSide":
-        """Return the queries or keys of one head only. index: its place among the heads of this object."""
+        """Return a new `ScoreSide` with the queries or keys of one head only. index: the head's place among the heads
+        of this object.
+        """
         rotation = self.rotation and self.rotation.of_heads([index])
         return replace(self.as_(lambda part: part[:, index : index + 1]), rotation=rotation)
 
@@ -136,12 +145,15 @@ def side(
     queries: bool = False,
     token_scale: Float[Tensor, "*batch_rows_heads_columns"] | None = None,
 ) -> ScoreSide:
-    """Return the `ScoreSide` for queries or keys of some heads, in float32 or wider.
+    """Return queries or keys of some heads as a `ScoreSide`, in float32 or wider.
 
-    projected: queries or keys before their norm. bias: their bias; None if content and bias are not kept apart. norm:
-    the query/key norm. queries: True applies a spectral layer's gain and phase, which stand in the rotation's geometry.
-    token_scale: 1/rms, [*batch, rows, heads], needed if the norm's mean runs over other heads too; in latent attention
-    [*batch, rows, heads, d_head].
+    projected: queries or keys before their norm.
+    bias: their bias; None if content (the part without bias) is not kept apart.
+    norm: the query/key norm, None without one.
+    rotation: cos and sin of the heads, None without rotary positions.
+    queries: True applies gain and phase of learnable rotary positions, which stand in the rotation's geometry.
+    token_scale: the norm's 1/rms, [*batch, rows, heads], needed if the norm's mean runs over other heads too; in latent
+    attention [*batch, rows, heads, d_head].
     """
     whole = widened(projected)
     content = whole if bias is None else whole - bias.to(whole)
@@ -164,7 +176,9 @@ def key_side(
 ) -> ScoreSide:
     """Return the keys of a layer as a `ScoreSide`, repeated for each query head that shares them.
 
-    Arguments are as in `side`; `projected` has one entry per key/value head.
+    projected: keys before their norm, one per key/value head. bias: their bias; None if content (the part without bias)
+    is not kept apart. rotation: cos and sin, None without rotary positions. token_scale: the norm's 1/rms, if it is
+    known; default: computed from `projected`.
     """
     keys = side(projected, bias, layer.k_norm, None, token_scale=token_scale)
     groups = layer.n_heads // layer.n_kv_heads
@@ -186,8 +200,12 @@ def _run_side(
 ) -> ScoreSide:
     """Return the queries or the keys of some heads in a run as a `ScoreSide`.
 
-    captured: queries or keys of all heads. places: indices of the heads in `captured`. heads: their indices in the
-    weights. select: takes heads from a tensor [batch, pos, heads, ...].
+    captured: queries or keys of all heads, before norm and rotation.
+    places: indices of the heads in `captured`. heads: their indices in `bias` and in the gains of `norm`.
+    bias, norm: of all heads of the layer; norm is None without a query/key norm.
+    rotation: cos and sin of these heads, None without rotary positions.
+    select: function that takes heads from a tensor [batch, pos, heads, ...].
+    queries: True applies gain and phase of learnable rotary positions.
     """
     selected, scale = select(captured.projected, places), captured.token_scale
     if norm is not None and norm.over_heads:  # the norm's mean runs over other heads too
@@ -208,8 +226,10 @@ def _changed_side(
 ) -> ScoreSide:
     """Return the queries or keys of one head as a `ScoreSide`, with `change` added before the norm.
 
-    projected, change: of all heads, because a norm whose mean runs over heads is computed again. The other heads do not
-    change. bias: None if content and bias are not kept apart.
+    projected, change: of all heads, because a norm whose mean runs over heads is computed again; neither is changed.
+    The other heads do not change. change: None adds nothing. head: index of the head in `projected`. bias: None if
+    content (the part without bias) is not kept apart. norm: the query/key norm, None without one. rotation: cos and sin
+    at the rows, None without rotary positions. queries: True applies gain and phase of learnable rotary positions.
     """
     changed = projected[..., [head], :] if change is None else projected[..., [head], :] + change[..., [head], :]
     scale = None
@@ -223,7 +243,11 @@ def _changed_side(
 
 
 def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tensor | None) -> Rotation:
-    """Return the rotation of one head at some rows (None: all). rows: positions, [rows] or [sequences, rows]."""
+    """Return the `Rotation` of one head at some rows (tokens).
+
+    geometry: the head's rotary pairs. cos, sin: [pos, pairs]. rows: positions of the rows, [rows] or [sequences, rows];
+    None: all positions.
+    """
     if rows is None:
         return Rotation(geometry, cos, sin)
     if rows.ndim == 1:
@@ -232,7 +256,7 @@ def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tenso
 
 
 def keys_read(heads: list[int], n_heads: int, n_keys: int) -> list[int]:
-    """Return for each query head the index of the key (or value) head that it reads.
+    """Return a list with, for each of `heads`, the index of the key (or value) head that this query head reads.
 
     n_heads: query heads of the layer. n_keys: key heads, fewer if query heads share them.
     """
@@ -240,7 +264,9 @@ def keys_read(heads: list[int], n_heads: int, n_keys: int) -> list[int]:
 
 
 def _heads_of(tensor: Tensor, heads: list[int]) -> Tensor:
-    """Return some heads of a tensor [batch, pos, heads, ...]."""
+    """Return a copy of some heads of a tensor [batch, pos, heads, ...]. heads: their indices, in the order of the
+    result.
+    """
     return tensor[:, :, heads]
 
 
@@ -270,10 +296,10 @@ class HeadScores:
     def of_stream(
         cls, layer: AttentionLayer, residual: Float64[Tensor, "batch pos d_model"], tables: Tables | None
     ) -> "HeadScores":
-        """Return the scores of all heads of a folded layer from its input stream, in float64.
+        """Return the `HeadScores` of all heads of a folded layer from its input stream, in float64.
 
-        residual: the residual stream that enters the layer. tables: cos and sin of each rotary pair (of a spectral
-        layer per query head); None without rotary positions.
+        residual: the residual stream that enters the layer. tables: (cos, sin) of each rotary pair, with learnable
+        rotary positions per query head; None without rotary positions.
         """
         n = layer.norm.normalized(residual)
         rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
@@ -302,10 +328,11 @@ class HeadScores:
         *,
         select: Callable[[Tensor, list[int]], Tensor] | None = None,
     ) -> "HeadScores":
-        """Return the scores of some heads from a run's activations at the hook points of queries and keys.
+        """Return the `HeadScores` of some heads from a run's activations at the hook points of queries and keys.
 
         layer: with a `RawAttention` gradients reach biases and gains; an `AttentionLayer` holds copies.
-        rotation: rotation of these heads (`Rotation.of_heads`).
+        query, key: activations at the two hook points.
+        rotation: rotation of these heads (`Rotation.of_heads`), None without rotary positions.
         select: function of (tensor [batch, pos, heads, ...], heads) that takes heads. Default: these heads from the
         whole batch.
         """
@@ -340,12 +367,13 @@ class HeadScores:
         key_change: Float[Tensor, "*copies keys kv_heads d_head"] | None = None,
         biases: tuple[Tensor, Tensor] | None = None,
     ) -> "HeadScores":
-        """Return the scores of one head between some queries and some keys at given positions.
+        """Return the `HeadScores` of one head between some queries and some keys at given positions.
 
         Args:
             query, key: queries and keys before query/key norm and rotation, of all heads of the layer; keys may be
                 repeated per query head. A layer without such a norm needs only this head.
-            tables: cos and sin of each rotary pair at all positions (of a spectral layer per head).
+            tables: (cos, sin) of each rotary pair at all positions, with learnable rotary positions per head; None
+                without rotary positions.
             query_rows, key_rows: position of each query and key; one position stands for all. Default of `key_rows`:
                 key i is at position i.
             query_change, key_change: added to queries and keys before the norm, which is computed again.
@@ -368,7 +396,7 @@ class HeadScores:
         )
 
     def first(self) -> "HeadScores":
-        """Return the scores of only the first sequence of the batch."""
+        """Return a new `HeadScores` with only the first sequence of the batch."""
         return replace(self, query=self.query.first(), key=self.key.first())
 
     @property
@@ -381,11 +409,11 @@ class HeadScores:
         return HeadScores(self.layer, [*self.heads], self.query.copied(), self.key.copied())
 
     def in_float32(self) -> "HeadScores":
-        """Return the scores in float32."""
+        """Return a new `HeadScores` with queries and keys in float32."""
         return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
 
     def at_one_position(self) -> "HeadScores":
-        """Return the scores with all tokens of a sequence at one position, so that every offset is 0.
+        """Return a new `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
 
         Queries and keys must be the same rows. Rotations cancel; factors on cos and sin, gain and phase remain.
         """
@@ -396,7 +424,7 @@ class HeadScores:
         return replace(self, query=replace(self.query, rotation=at_one), key=replace(self.key, rotation=at_one))
 
     def of_head(self, index: int) -> "HeadScores":
-        """Return the scores of one head only. index: its place in `heads`."""
+        """Return a new `HeadScores` with one head only. index: the head's place in `heads`."""
         return HeadScores(self.layer, [self.heads[index]], self.query.of_head(index), self.key.of_head(index))
 
     def whole(self) -> Float[Tensor, "*batch heads queries keys"]:
@@ -418,14 +446,14 @@ class HeadScores:
     def even(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
         """Return C, the part of the scaled score that is even in the offset: (score + score with negated angles) / 2.
 
-        Without biases, unless include_bias is True.
+        include_bias: True includes the biases of queries and keys; default: without.
         """
         return self._even(*self._parts(include_bias)).mul_(self.layer.score_scale)
 
     def symmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
         """Return the symmetric part of the scaled score: (C + C^T)/2, with C the part that is even in the offset.
 
-        Without biases, unless include_bias is True.
+        include_bias: True includes the biases of queries and keys; default: without.
         """
         content = self._even(*self._parts(include_bias))
         return (self._mirrored(content, include_bias) + content).mul_(self.layer.score_scale / 2)
@@ -433,7 +461,7 @@ class HeadScores:
     def antisymmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
         """Return the antisymmetric part of the scaled score: (C - C^T)/2, with C the part that is even in the offset.
 
-        Without biases, unless include_bias is True.
+        include_bias: True includes the biases of queries and keys; default: without.
         """
         content = self._even(*self._parts(include_bias))
         return (content - self._mirrored(content, include_bias)).mul_(self.layer.score_scale / 2)
@@ -441,9 +469,10 @@ class HeadScores:
     def phase(
         self, pairs: Bool[Tensor, "pairs"] | None = None, *, include_bias: bool = False
     ) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the part of the scaled score that is odd in the offset: the contribution of Im(M_t), or phase.
+        """Return the part of the scaled score that is odd in the offset: the phase Im(M_t) of the rotary pairs t.
 
-        pairs: rotary pairs, default all. Without biases, unless include_bias is True.
+        pairs: mask of rotary pairs, default all. include_bias: True includes the biases of queries and keys; default:
+        without.
         """
         queries, keys = self._parts(include_bias)
         forward = self._turning(queries, keys, 1, pairs)
@@ -468,7 +497,10 @@ class HeadScores:
         return self._product(queries, keys, 1).mul_(self.layer.score_scale)
 
     def turning_between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the scaled product of these queries and keys over rotary columns only; 0 without rotary positions."""
+        """Return the scaled product of these queries and keys over rotary columns only, rotated as in this object.
+
+        queries, keys: [*batch, heads, rows, d_head]. The result is 0 without rotary positions.
+        """
         if self.key.rotation is None:
             return torch.zeros_like(queries @ keys.mT)
         return self._turning(queries, keys, 1, None).mul_(self.layer.score_scale)
@@ -479,15 +511,17 @@ class HeadScores:
         return (query.whole, key.whole) if include_bias else (query.content, key.content)
 
     def _even(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the part of the products of queries and keys that is even in the offset (C), not scaled."""
+        """Return the part of the products of `queries` and `keys` that is even in the offset (C), not scaled: [*batch,
+        heads, queries, keys].
+        """
         content = self._product(queries, keys, 1)
         return content if self.key.rotation is None else content.add_(self._product(queries, keys, -1)).div_(2)
 
     def _mirrored(self, content: Tensor, include_bias: bool) -> Tensor:
         """Return C (the part of the score that is even in the offset) with the two tokens exchanged, not scaled.
 
-        content: C itself. The norms' factors per token are not exchanged: the query's factor stays at the query, the
-        key's at the key.
+        content: C itself, which stays unchanged. include_bias: True if C includes the biases of queries and keys. The
+        norms' factors per token are not exchanged: the query's factor stays at the query, the key's at the key.
         """
         at_query, at_key = self.query.token_scale, self.key.token_scale
         if at_query is None and at_key is None:
@@ -500,7 +534,11 @@ class HeadScores:
         return self._even(queries / ratio, keys * ratio).mT
 
     def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
-        """Return the products of queries and keys over all columns, not scaled. direction: -1 negates every angle."""
+        """Return the products of `queries` and `keys` over all columns, rotated, not scaled: [*batch, heads, queries,
+        keys].
+
+        direction: -1 negates every angle.
+        """
         if self.key.rotation is None:
             return queries @ keys.mT
         non_rotary = self.key.rotation.geometry.still_columns.to(queries.device)
@@ -510,7 +548,11 @@ class HeadScores:
     def _turning(
         self, queries: Tensor, keys: Tensor, direction: Literal[1, -1], pairs: Bool[Tensor, "pairs"] | None
     ) -> Tensor:
-        """Return the products of queries and keys over the rotary columns of some pairs (None: all), not scaled."""
+        """Return the products of `queries` and `keys` over the rotary columns of some pairs, rotated, not scaled:
+        [*batch, heads, queries, keys].
+
+        direction: -1 negates every angle. pairs: a mask; None: all.
+        """
         assert self.query.rotation is not None
         assert self.key.rotation is not None
         mask = slice(None) if pairs is None else pairs
@@ -520,7 +562,9 @@ class HeadScores:
 def key_weights(
     scores: Float[Tensor, "*batch queries keys"], visible: Bool[Tensor, "*mask queries keys"]
 ) -> Float[Tensor, "*batch queries keys"]:
-    """Return the softmax of scores over the visible keys; a row without visible keys is 0."""
+    """Return the attention weights: the softmax of `scores` over the keys that the mask `visible` marks; a row without
+    visible keys is 0.
+    """
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
 
@@ -542,10 +586,15 @@ class RebuiltScores(NamedTuple):
 
 
 def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor]) -> RebuiltScores:
-    """Return a layer's scores in float64, rebuilt from the residual stream that entered it in a run.
+    """Return a layer's scores in float64 as `RebuiltScores`, rebuilt from the residual stream that entered it in a run.
 
-    captured: activations of the run, from hook point name to tensor: "residual", and "cos" and "sin" if the layer has
-    these points. Raises as `AttentionView.layer`, `rotation_tables` and `require_even_scale`.
+    Its fields are `.total` (the scores), `.inside` (from M) and `.outside` (from biases and ALiBi), each [batch, heads,
+    pos, pos].
+
+    view: the model. index: the layer. captured: activations of the run, from hook point name to tensor: the layer's
+    input, and cos and sin if the layer has these points. Raises UnsupportedArchitecture or BadWeights if the layer
+    cannot be read, ScoreMismatch if the model rotates by other angles, ValueError if the prompt is too long for one
+    score scale.
     """
     raw = view.raw(index)
     residual = captured[view.hook_names(index)["residual"]]
@@ -572,10 +621,12 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
 def rotation_tables(
     view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
-    """Return (cos, sin) per position and rotary pair as the model applied them; None without rotary positions.
+    """Return (cos, sin) per position and rotary pair as the model applied them in a run, each [pos, pairs]; None
+    without rotary positions.
 
-    They are checked against the frequencies of `rotary`; a spectral layer has an axis of heads in front. Raises
-    ScoreMismatch if the model rotates by other angles.
+    view: the model. rotary: the layer's geometry, whose frequencies the tables must agree with. index: the layer.
+    n_positions: tokens of the prompt. captured: activations of the run, from hook point name to tensor. A layer with
+    learnable rotary positions has an axis of heads in front. Raises ScoreMismatch if the model rotates by other angles.
     """
     if rotary is None:
         return None

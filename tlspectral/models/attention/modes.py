@@ -38,11 +38,11 @@ class Modes:
 
 
 def query_key_modes(layer: AttentionLayer, heads: list[int]) -> list[Modes]:
-    """Return the `Modes` of each of these heads.
+    """Return the singular modes of the query-key matrix M of each of these heads, as a list of `Modes`.
 
     A query without bias, x W_Q, times `read_query` is x . u_k, because u_k = M v_k / s_k. With a query/key norm, W_Q
-    and W_K include its gain, and W_Q of a spectral layer includes gain and phase. "Query" then means the query after
-    these, without the norm's factor per token.
+    and W_K include its gain, and W_Q of a layer with learnable rotary positions includes gain and phase. "Query" then
+    means the query after these, without the norm's factor per token.
     """
     modes, factors = [], layer.operator_factors()
     tolerance = rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head)

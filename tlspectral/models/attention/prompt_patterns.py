@@ -19,9 +19,12 @@ MOST_TOKENS = 128
 def prompt_patterns(
     view: AttentionView, by_layer: Mapping[int, list[int]], prompt: Any
 ) -> tuple[list[Float[np.ndarray, "query key"]], list[str]]:
-    """Return the attention patterns of some heads on one prompt, as `patterns_of` does, and its tokens as text.
+    """Run the model in `view` on one prompt; return two lists: the attention pattern [query, key] of each head, and the
+    text of each token.
 
-    by_layer: from layer to heads. prompt: text or token ids. Raises as `patterns_of` and `packed_prompts`.
+    by_layer: from layer to heads; patterns are sorted by layer. prompt: text or token ids, at most `MOST_TOKENS`
+    tokens. Hooks on the model act. Raises ValueError for several prompts or a longer one, UnsupportedArchitecture if a
+    layer does not return its attention.
     """
     tokens = packed_prompts(view, prompt).tokens
     return patterns_of(view, by_layer, tokens), [token_text(view, int(token)) for token in tokens[0]]
@@ -30,10 +33,12 @@ def prompt_patterns(
 def patterns_of(
     view: AttentionView, by_layer: Mapping[int, list[int]], tokens: Int[Tensor, "sequences pos"]
 ) -> list[Float[np.ndarray, "query key"]]:
-    """Return the attention pattern [query, key] of each head on one prompt, sorted by layer.
+    """Run the model in `view` on one prompt; return a list with the attention pattern [query, key] of each head, sorted
+    by layer.
 
-    by_layer: from layer to heads. The model runs once, under the hooks that are on it. Raises ValueError for several
-    prompts or more than `MOST_TOKENS` tokens, UnsupportedArchitecture if a layer does not return its attention.
+    by_layer: from layer to heads. tokens: the prompt's ids [1, pos]. The model runs once, under the hooks that are on
+    it. Raises ValueError for several prompts or more than `MOST_TOKENS` tokens, UnsupportedArchitecture if a layer does
+    not return its attention.
     """
     n_sequences, length = tokens.shape
     if n_sequences != 1 or length > MOST_TOKENS:

@@ -12,12 +12,13 @@ from tlspectral.models.reading.view import AttentionView
 def visible_keys(
     view: AttentionView, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> Bool[Tensor, "batch heads queries keys"]:
-    """Return a bool mask [batch, heads, queries, keys]: which keys the queries of a layer see.
+    """Return a bool mask [batch, heads, queries, keys]: True for the keys that the queries of a layer see.
 
-    It is read from the scores that the layer's hook point shows, if any. Otherwise the layer's own mask is assumed,
-    without padding. Axes of batch and heads have length 1 if the mask is the same for all.
+    view: the model. index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook
+    point name to tensor, with all or some of the layer's scores.
 
-    captured: activations of the run, from hook point name to tensor, with all or some of these scores.
+    The mask is read from the scores that the layer's hook point shows, if any. Otherwise the layer's own mask is
+    assumed, without padding. Axes of batch and heads have length 1 if the mask is the same for all.
     """
     name = view.hook_names(index).get("scores")
     if name is None:
@@ -35,8 +36,11 @@ def require_own_pattern(
 ) -> None:
     """Raise ScoreMismatch unless a run's attention pattern is the softmax of `scores`, up to rounding.
 
-    scores: rebuilt from queries and keys, -inf where masked. stored: type in which the model computes. largest: largest
-    |score| of the layer; default: of these scores. where: layer, for the message.
+    scores: rebuilt from queries and keys, -inf where masked.
+    pattern: attention of the run.
+    stored: type in which the model computes.
+    largest: largest |score| of the layer; default: of these scores.
+    where: the layer, beginning of the message.
     """
     size = scores.masked_fill(scores.isinf(), 0.0).abs().max()
     require_close(

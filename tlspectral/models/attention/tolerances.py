@@ -75,7 +75,10 @@ LOOK_FOR_HOOKS = "look for hooks that edit queries, keys, scores or the pattern,
 
 
 def noise_of(what: Quantity, stored: torch.dtype) -> tuple[float, float]:
-    """Return (absolute, relative) of the largest allowed difference of a quantity, for a stored type."""
+    """Return (absolute, relative): the largest allowed difference of a quantity is absolute + relative * size.
+
+    what: the quantity, a key of `NOISE` such as "scores" or "stream". stored: type in which the model stores it.
+    """
     noise, eps = NOISE[what], torch.finfo(stored).eps
     if eps < 1e-4:
         return noise.wide
@@ -92,7 +95,13 @@ def require_close(
     advice: str,
     error: Callable[[str], Exception],
 ) -> None:
-    """Raise `error` if a difference is larger than rounding explains; arguments as in `nearest_bound`.
+    """Raise `error` if two computations of a quantity differ by more than rounding explains.
+
+    difference: absolute differences between the computations; each is judged separately.
+    size: size of each value; the allowed difference grows with it (`NOISE`).
+    stored: type in which the model stores the quantity. what: the quantity, a key of `NOISE`.
+    where: beginning of the message (one for all, or one per difference). advice: end of the message.
+    error: class of the exception.
 
     In a hook of a pass inside `checked_at_end` the check waits until the pass ends.
     """
@@ -109,11 +118,13 @@ def nearest_bound(
     advice: str,
     error: Callable[[str], Exception],
 ) -> tuple[float, float]:
-    """Return (the difference nearest to its bound, that bound). Raises `error` if it is larger than its bound, or NaN.
+    """Return (the difference nearest to its bound, that bound).
+
+    Raises `error` if a difference exceeds its bound or is NaN.
 
     difference: absolute differences between two computations; each is judged separately.
     size: size of each value, as `NOISE` defines it for the quantity.
-    stored: type in which the model stores the quantity. what: the quantity.
+    stored: type in which the model stores the quantity. what: the quantity, a key of `NOISE`.
     where: beginning of the message, which says what differs (one for all, or one per difference).
     advice: end of the message; the names of open `ablate` blocks follow it.
     error: class of the exception.

@@ -25,12 +25,17 @@ from tlspectral.models.reading.digests import stored_bytes
 
 
 class CheckpointFiles:
-    """The safetensors files of a checkpoint. From the hub only files with needed tensors are downloaded.
+    """The safetensors files of a checkpoint, in a folder or on the hub.
+
+    Only hub files with needed tensors are downloaded.
 
     Attributes:
-        source: the source, fixed to one commit; config_folder: the folder with its config.json.
-        record: provenance that tables store; name: the checkpoint's name in messages.
-        index: the index file, or None; file_of: for each tensor the name of its file.
+        source: where the checkpoint is, a `Source`, fixed to one commit.
+        config_folder: the folder with its config.json.
+        record: origin that tables store, a dict.
+        name: the checkpoint's name in messages.
+        index: path of the index file, or None.
+        file_of: dict from tensor name to the name of its file.
 
     Raises:
         FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
@@ -46,8 +51,9 @@ class CheckpointFiles:
         self.file_of = self._tensors()
 
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return for each tensor its type (as in safetensors, `"BF16"`) and shape, read from file headers.
+        """Return a dict from tensor name to (type, shape) for the named `tensors`, read from file headers.
 
+        The type has its name in safetensors, such as "BF16". Files of a hub model with these tensors are downloaded.
         Raises BadWeights for a damaged file, or if a file lacks a tensor that the index promises.
         """
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -63,7 +69,7 @@ class CheckpointFiles:
         return found
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all tensors in the existing files of a folder; {} for a hub model."""
+        """Return a dict from tensor name to shape, for all tensors in the files of a folder; {} for a hub model."""
         found: dict[str, tuple[int, ...]] = {}
         for file in sorted(set(self.file_of.values())) if self.source.kind == "folder" else ():
             if (path := self.config_folder / file).is_file():
@@ -72,7 +78,9 @@ class CheckpointFiles:
         return found
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
-        """Return tensors by name as stored, memory-mapped: data are read when they are used."""
+        """Return a dict from name to tensor for the named `tensors`, as stored, on the CPU, memory-mapped: data are
+        read when used.
+        """
         values: dict[str, Tensor] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:
@@ -80,7 +88,7 @@ class CheckpointFiles:
         return values
 
     def digest(self, tensors: Iterable[str]) -> str:
-        """Return the SHA-256 of names and stored bytes of tensors, sorted by name."""
+        """Return the SHA-256 (hex) of names and stored bytes of the named `tensors`, sorted by name."""
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
@@ -88,14 +96,20 @@ class CheckpointFiles:
         return digest.hexdigest()
 
     def _by_file(self, tensors: Iterable[str]) -> dict[Path, list[str]]:
-        """Return a dict from the path of each file to those of the tensors that it holds."""
+        """Return a dict from the path of a file to the names of the tensors in it, for the named `tensors`; files of a
+        hub model are downloaded.
+        """
         names: dict[Path, list[str]] = {}
         for tensor in tensors:
             names.setdefault(self._path(self.file_of[tensor]), []).append(tensor)
         return names
 
     def _tensors(self) -> dict[str, str]:
-        """Return a dict from tensor name to file name. Raises as the class."""
+        """Return a dict from tensor name to file name, for all tensors of the checkpoint.
+
+        Raises FileNotFoundError without weights, BadWeights if the weights are not safetensors or two files hold one
+        tensor.
+        """
         names = weight_names(read_json(self.config_folder / "config.json"))
         readable = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
         require_one_kind(self.config_folder, readable)
@@ -120,7 +134,7 @@ class CheckpointFiles:
         """Return a dict from tensor name to file name, from an index and from existing files with further tensors.
 
         Files of a hub model are not downloaded for this; `stored` compares the files that it opens. Raises BadWeights
-        as `require_indexed`.
+        for a damaged index, or for files with different values of one tensor.
         """
         self.index, named = index, indexed_files(index)
         files = [] if self.source.kind == "hub" else sorted(set(named.values()))
@@ -130,12 +144,18 @@ class CheckpointFiles:
         return {tensor: file for file, tensors in held.items() for tensor in tensors} | named
 
     def _require_indexed(self, held: Mapping[str, Iterable[str]]) -> None:
-        """Raise as `require_indexed` for files and the tensors that they hold, if there is an index."""
+        """Raise BadWeights if files disagree with the index (if there is one), or hold other values of one tensor.
+
+        held: from file name to the names of the tensors in it.
+        """
         if self.index is not None:
             require_indexed(self.index, self.file_of, held, self._path)
 
     def _each_once(self, files: list[str]) -> dict[str, str]:
-        """Return a dict from tensor name to file name. Raises BadWeights if two files hold the same tensor."""
+        """Return a dict from tensor name to file name, from safetensors files without an index.
+
+        files: names of the files. Raises BadWeights if two files hold the same tensor.
+        """
         found: dict[str, str] = {}
         for file in files:
             for tensor in names_in(self._path(file)):

@@ -57,9 +57,10 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def opened_files(model: Source | str | PathLike[str]) -> "WeightFiles | None":
-    """Return the `WeightFiles` of a folder or hub model, given by name, path or source.
+    """Return the `WeightFiles` of a folder or hub model, given by name, path or `Source`.
 
-    None for a GGUF file, an adapter or a packaged model, which must be loaded. Raises as `load_model`.
+    None for a GGUF file, an adapter or a packaged model, which must be loaded whole. Raises UnsupportedArchitecture,
+    BadWeights, ValueError or FileNotFoundError for a model that cannot be read.
     """
     with download_bars():
         source = model if isinstance(model, Source) else find_source(model)
@@ -67,14 +68,20 @@ def opened_files(model: Source | str | PathLike[str]) -> "WeightFiles | None":
 
 
 class WeightFiles:
-    """The layers of a checkpoint, read from its files with one layer in memory at a time.
+    """The layers of a checkpoint in safetensors files, read with one layer in memory at a time. It cannot be run.
 
-    `load_model(name, weights="files")` returns it, and `analyze_heads` measures it. It holds names of tensors, no
-    weights, so it can be sent to a worker process. It cannot be run.
+    Use it for a model that is larger than memory:
 
-    The kind of a layer (window, rotary or not, local or global) is taken from the config's per-layer lists. Queries,
-    keys and norms are exact. A scale that depends on the layer's index (`scale_attn_by_inverse_layer_idx`) is not, but
-    no column of the head table depends on it.
+        files = tls.load_model("EleutherAI/pythia-70m", weights="files")
+        table = tls.analyze_heads(files, detectors=False)
+
+    Only `analyze_heads` and `k_composition` take it. It holds names of tensors, no weights, so it can be sent to a
+    worker process. The kind of a layer (window, rotary or not, local or global) is taken from the config's per-layer
+    lists. Queries, keys and norms are exact. A scale that depends on the layer's index
+    (`scale_attn_by_inverse_layer_idx`) is not, but no column of the head table depends on it.
+
+    Args:
+        source: where the checkpoint is: a `Source` of a folder or hub model.
 
     Raises:
         UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message lists the tensors.
@@ -118,12 +125,12 @@ class WeightFiles:
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream."""
+        """Width of the residual stream of the checkpoint's model."""
         return int(self.config.hidden_size)
 
     @cached_property
     def skipped(self) -> list[SkippedLayer]:
-        """Layers that have no heads that can be read, with the reason; as `AttentionView.skipped`."""
+        """Layers whose heads cannot be read, as a list of `SkippedLayer`: number, kind and reason."""
         whole, skipped = self._empty(), []
         for index, names in self._in_whole.items():
             shared = shared_keys(self.config, index)
@@ -135,11 +142,11 @@ class WeightFiles:
 
     @cached_property
     def layers(self) -> list[int]:
-        """Indices of the layers with heads that can be read, as `AttentionView.layers`."""
+        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if there are none."""
         return read_layers(self.n_layers, self.skipped)
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises UnsupportedArchitecture for a skipped layer."""
+        """Return the number of query heads of layer `index`. Raises UnsupportedArchitecture for a skipped layer."""
         for skipped in self.skipped:
             if skipped.layer == index:
                 raise UnsupportedArchitecture(f"layer {index}: {skipped.reason}")
@@ -147,21 +154,29 @@ class WeightFiles:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Provenance of the weights as a dict, as `AttentionView.source`."""
+        """Origin of the weights, a dict: `model`, `revision`, `backend`; if they apply also further keys.
+
+        The further keys are `commit`, `unused_weights` and `skipped_layers`.
+        """
         unused = {"unused_weights": listed(self.unused)} if self.unused else {}
         skipped = {"skipped_layers": [layer._asdict() for layer in self.skipped]} if self.skipped else {}
         return {**self.files.record, **unused, **skipped, "backend": "bridge, layer by layer"}
 
     def origin(self, layers: Iterable[int]) -> dict[str, Any]:
-        """Return the provenance with a hash (`digest`) of each of these layers, as `AttentionView.origin`."""
+        """Return the origin of the weights for a table's `attrs`: a dict with the entries of `source` (`model`,
+        `revision`, ...) and hashes of `layers`.
+
+        The hashes are `weights_sha256` and `weights_by_layer`, with `n_layers`. Skipped layers have no hash.
+        """
         digests = {index: self.digest(index) for index in layers if index in self.layers}
         return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     @cached_property
     def unused(self) -> list[str]:
-        """Names of tensors that the model has no parameter for and does not need. Raises as `prepare`.
+        """Names of tensors in the files that fit no parameter of the model and that the model does not need, as a list.
 
-        In a folder all shapes are compared with the model's; files of a hub model may not be downloaded yet.
+        In a folder all shapes are compared with the model's; files of a hub model may not be downloaded yet. Raises
+        BadWeights for a tensor of another shape, or a weight of a layer that config.json does not ask for.
         """
         # Of a tensor that every layer has, only the first is read: others can be in files not downloaded yet.
         first = {in_any_layer(tensor): tensor for tensor in reversed(self.files.file_of)}
@@ -174,13 +189,16 @@ class WeightFiles:
             return unused_weights(self._empty(), files.file_of, read, files.name, files.shapes())
 
     def _empty(self) -> torch.nn.Module:
-        """Return the whole model on the meta device."""
+        """Return the whole model of transformers of this checkpoint on the meta device: with names and shapes, without
+        memory for weights.
+        """
         file = f"config.json of {self.files.name}"
         return empty_model(self._whole, tensors=len(self.files.file_of), file=file)
 
     def prepare(self, indices: Iterable[int], matrices: Matrices = "query-key") -> None:
-        """Download the files that these layers need, and check in their headers that the layers can be read.
+        """Download the files that some layers need, and check in their headers that the layers can be read.
 
+        indices: numbers of the layers. matrices: which weights will be read: "query-key", "output" or "positions".
         Raises BadWeights for damaged files and for tensors that are missing, quantised, of another shape than in
         config.json or unknown to it; UnsupportedArchitecture if the model cannot be built.
         """
@@ -203,10 +221,11 @@ class WeightFiles:
 
     @contextmanager
     def layer(self, index: int, matrices: Matrices = "query-key") -> Iterator[AttentionView]:
-        """Yield a view of a one-layer model that has the weights of layer `index` in float32.
+        """Yield an `AttentionView` of a one-layer model with the weights of layer `index` as its layer 0, in float32.
 
-        Only the weights of `matrices` are read; embeddings are random, other matrices zero. The weights are freed when
-        the context ends. Raises as `prepare`.
+        matrices: which weights are read: "query-key", "output" (values and W_O) or "positions" (queries, keys and
+        learned positions). Embeddings are random, other matrices zero. The weights are freed when the `with` block
+        ends. Raises BadWeights or UnsupportedArchitecture if the layer cannot be read.
         """
         with misfit(self.files.record):
             tensors = self._needed(index, matrices)
@@ -229,14 +248,20 @@ class WeightFiles:
                     parameter.data = torch.empty(0)
 
     def digest(self, index: int) -> str:
-        """Return the SHA-256 of the stored tensors from which queries and keys of a layer are read."""
+        """Return the SHA-256 (hex) of the stored tensors from which queries and keys of layer `index` are read."""
         return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
 
     def _needed(self, index: int, matrices: Matrices) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return a dict from parameter of the one-layer model to (name of its tensor, shape it must have)."""
+        """Return a dict from parameter of the one-layer model to (name of its tensor in the files, shape it must have).
+
+        index: the layer. matrices: "query-key", "output" or "positions". Raises BadWeights if tensors of the layer are
+        missing.
+        """
         names = self._names.get(index)
         if names is None:
-            raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
+            raise BadWeights(
+                f"layer {index}: the files of {self.files.name} hold no tensors of this layer; fetch them again"
+            )
         needed, lost = {}, []
         with misfit(self.files.record):
             alone = empty_model(one_layer_config(self.config, index), tensors=1, file="config.json")
@@ -261,11 +286,17 @@ class WeightFiles:
             else:
                 needed[parameter] = (tensor, tuple(value.shape))
         if lost:
-            raise BadWeights(f"layer {index}: {self.files.name} lacks {len(lost)} of its weights, such as {lost[0]}")
+            raise BadWeights(
+                f"layer {index}: {self.files.name} lacks {len(lost)} of its weights, such as {lost[0]}; fetch the "
+                "files again"
+            )
         return needed
 
     def _unsupported(self, why: str) -> UnsupportedArchitecture:
-        """Return the error for a checkpoint that cannot be read layer by layer, with its tensors and the reason."""
+        """Return the UnsupportedArchitecture error for a checkpoint that cannot be read layer by layer.
+
+        why: the reason, as text.
+        """
         kinds = sorted(set(map(in_any_layer, self.files.file_of)))
         tensors = ", ".join(kinds[:40]) + (f" and {len(kinds) - 40} others" if len(kinds) > 40 else "")
         return UnsupportedArchitecture(
@@ -275,7 +306,11 @@ class WeightFiles:
 
 
 def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
-    """Return each list of layers with attention on text, as a dict: layer -> name within the layer -> whole name."""
+    """Return the lists of layers that have attention on text, each as a dict: layer -> name within the layer -> whole
+    name.
+
+    names: names of the tensors or parameters of a model.
+    """
     by_prefix: dict[str, dict[int, dict[str, str]]] = {}
     for name in names:
         match = _LAYER_KEY.fullmatch(name)
@@ -290,7 +325,7 @@ def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
 
 @contextmanager
 def layer_named(index: int) -> Iterator[None]:
-    """Replace "layer 0" by the layer's real index in errors about a one-layer model."""
+    """Replace "layer 0" by "layer {index}" in errors of the `with` block, which is about a one-layer model."""
     try:
         yield
     except TlspectralError as error:

@@ -17,7 +17,8 @@ _FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_in
 
 
 def one_layer_config(config: Any, index: int) -> Any:
-    """Return the config of a model that consists of layer `index` only, with a small vocabulary.
+    """Return a changed copy of a config of transformers: a model with layer `index` alone and a vocabulary of at most
+    256 tokens.
 
     Per-layer lists (window, rotary or not, local or global) keep only this layer's entry. The number of first layers
     without experts becomes 0 or 1. Settings that say which layers have attention or experts now describe this layer.
@@ -59,10 +60,10 @@ def one_layer_config(config: Any, index: int) -> Any:
 
 
 def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
-    """Return the float32 model of a config with these weights (tensors by parameter name).
+    """Return the float32 model of transformers of a config with these weights, on the CPU in evaluation mode.
 
-    Missing embeddings are random, missing vectors as in a new norm. All other matrices are zeros that take no memory,
-    because scores do not depend on them.
+    weights: tensors by parameter name. Missing embeddings are random, missing vectors as in a new norm. All other
+    matrices are zeros that take no memory, because scores do not depend on them.
     """
     empty: Any = empty_model(config, tensors=1, file="config.json")
     tables = {f"{path}.weight" for path, module in empty.named_modules() if isinstance(module, nn.Embedding)}

@@ -53,9 +53,9 @@ def judged(numbers: tuple[Tensor, ...], judge: Callable[..., object]) -> None:
 
 
 def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
-    """Set a thread's waiting checks back to those before a `checked_at_end` block.
+    """Set the waiting checks of a thread back to the checks before a `checked_at_end` block.
 
-    before: the earlier list; None if no block was open.
+    thread: id of the thread. before: the list of earlier checks; None if no block was open.
     """
     if before is None:
         _waiting.pop(thread, None)
@@ -64,7 +64,10 @@ def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
 
 
 def _judge(checks: list[_Check]) -> None:
-    """Run checks in order, each on its numbers on the CPU. Numbers of one device and type are copied together."""
+    """Run checks in order, each on its numbers on the CPU. Numbers of one device and type are copied together.
+
+    Raises what the first failing check raises.
+    """
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for check in checks:
         for number in check.numbers:

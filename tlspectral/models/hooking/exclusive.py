@@ -32,7 +32,7 @@ class _Use:
     evaluating: bool = False
 
     def leave(self, context: object) -> None:
-        """Remove a context; if it was the last one, free the model for other threads."""
+        """Remove an open context by its key `context`; if it was the last one, free the model for other threads."""
         with self.changed:
             self.open.pop(context, None)
             if not self.open:
@@ -74,9 +74,9 @@ def exclusive(model: Any, *, asked: Any = None) -> Iterator[None]:
 
 
 def open_contexts(model: Any = None) -> list[Any]:
-    """Return descriptions of the blocks that the user has open in this thread, oldest first.
+    """Return descriptions (objects with `str`) of the blocks, such as `ablate`, that the user has open in this thread.
 
-    model: only blocks on this model; None: on any model.
+    The oldest comes first. model: only blocks on this model; None: on any model.
     """
     with _uses_lock:
         uses = [*_uses.values()] if model is None else [_uses[model]] if model in _uses else []
@@ -96,7 +96,9 @@ def autocast_of(model: Any) -> list[str]:
 
 
 def refuse_autocast(model: Any) -> None:
-    """Raise ValueError if `torch.autocast` is on, because it would round measured values to 16 bits."""
+    """Raise ValueError if `torch.autocast` is on for the CPU or the device of `model`, because it would round measured
+    values to 16 bits.
+    """
     for kind in autocast_of(model):
         raise ValueError(
             f"torch.autocast is on for {kind} ({torch.get_autocast_dtype(kind)}) and would round measured values: call "
@@ -107,9 +109,11 @@ def refuse_autocast(model: Any) -> None:
 
 @uninterrupted
 def evaluating(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode until the `with` block ends, for this thread only. Raises as `refuse_autocast`.
+    """Set a model to evaluation mode until the `with` block ends, for this thread only; then each module gets its old
+    mode back.
 
-    A nested block does nothing, so many passes in one block go through the modules only once.
+    A nested block does nothing, so many passes in one block go through the modules only once. Raises ValueError if
+    `torch.autocast` is on, EditNotHonored if another thread has an `ablate` block open on the model.
     """
     refuse_autocast(model)
     with exclusive(model):
@@ -126,7 +130,10 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def _end_evaluation(use: _Use, training: Iterable[Any]) -> None:
-    """Set these modules back to training mode."""
+    """Set modules back to training mode, and note in `use` that the model is no longer in evaluation mode.
+
+    training: the modules that were in training mode before.
+    """
     use.evaluating = False
     for module in training:
         module.training = True
@@ -149,5 +156,5 @@ def modules_of(model: Any) -> list[Any]:
 
 
 def model_name(model: Any) -> str:
-    """Return the name of a model for messages."""
+    """Return the name of a TransformerLens model for messages: its `cfg.model_name`, otherwise its class."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)

@@ -18,16 +18,17 @@ class GatedQueries(str):
 class OfQueries:
     """A hook that sees and edits only the queries at a `GatedQueries` point, which also shows the gate.
 
-    hook: the hook. d_head: columns of a head's queries.
+    hook: function of (activation, hook point) that may return an edit. d_head: columns of a head's queries.
     """
 
     def __init__(self, hook: Callable[..., Any], d_head: int):
         self.hook, self.d_head = hook, d_head
 
     def __call__(self, activation: Tensor, hook: Any) -> Tensor | None:
-        """Call the hook on the queries [batch, pos, heads, d_head].
+        """Call the hook on the queries [batch, pos, heads, d_head] in `activation`, which holds queries and gate.
 
-        Return the whole activation with the hook's edit, or None if it returned None.
+        hook: the hook point. Return a copy of the whole activation with the hook's edit, or None if the hook returned
+        None.
         """
         whole = activation.reshape(*activation.shape[:2], -1, 2, self.d_head)
         edited = self.hook(whole[:, :, :, 0], hook=hook)

@@ -38,7 +38,9 @@ def uninterrupted(
 def uninterrupted_context(
     unentered: str,
 ) -> Callable[[Callable[_Arguments, Iterator[_Value]]], Callable[_Arguments, AbstractContextManager[_Value]]]:
-    """Return a decorator like `uninterrupted` for a context that users open.
+    """Return a decorator that makes of a generator function a context manager that holds back SIGINT, for users.
+
+    SIGINT (Ctrl-C) is held back while the context is entered or left, and acts right afterwards.
 
     unentered: warning that is given if the context is created but never entered.
     """
@@ -50,7 +52,7 @@ def _entered_later(
 ) -> Callable[_Arguments, AbstractContextManager[_Value]]:
     """Return a function that creates the context manager of a generator function, without entering it.
 
-    context: class that wraps it, such as `_Uninterrupted`.
+    function: the generator function, with one `yield`. context: class that wraps it, such as `_Uninterrupted`.
     """
     made = contextmanager(function)
 
@@ -62,7 +64,7 @@ def _entered_later(
 
 
 class _Sigint:
-    """A SIGINT handler that is installed while contexts are open and passes signals on to the previous handler.
+    """A SIGINT handler that is installed while contexts are open; it passes signals on to the handler `before`.
 
     Signals are held back while a context is entered or left. That is while `holding` is set, or if the interrupted code
     belongs to this module or was called by it to install the handler.
@@ -93,7 +95,7 @@ class _Sigint:
     def leave(self, left: Any, holding: bool) -> None:
         """Forget a context that was left; remove this handler if no context is open.
 
-        holding: the new value of `holding`.
+        left: the context. holding: the new value of `holding`.
         """
         try:
             self.contexts = [context for context in self.contexts if context() not in (None, left)]
@@ -119,7 +121,10 @@ def _standing_handler() -> _Sigint:
 
 
 class _Uninterrupted(ContextDecorator):
-    """A context manager whose entry and exit hold back SIGINT."""
+    """A context manager whose entry and exit hold back SIGINT (Ctrl-C), which acts right afterwards.
+
+    make: function that returns the context manager to enter and leave.
+    """
 
     entered = False
 
@@ -167,9 +172,10 @@ class _Uninterrupted(ContextDecorator):
 
 
 class _OfUser(_Uninterrupted, UserBlock):
-    """A context manager that a user opens.
+    """A context manager that a user opens; its entry and exit hold back SIGINT (Ctrl-C), which acts right afterwards.
 
-    Its `repr` is the description of the block, the last argument it was made with.
+    unentered: warning that is given if it is never entered. make: function that returns the context manager to enter
+    and leave. Its `repr` is the description of the block, the last argument it was made with.
     """
 
     def __init__(self, unentered: str, make: Callable[[], AbstractContextManager[Any]]):
@@ -186,7 +192,10 @@ class _OfUser(_Uninterrupted, UserBlock):
 
 
 class interruptible:
-    """Let Ctrl-C act during a slow step of an `uninterrupted` entry, including a signal that was held back before."""
+    """A context manager that lets Ctrl-C act during a slow step of an `uninterrupted` entry.
+
+    A signal that was held back before acts at once. At the end of the `with` block signals are held back again.
+    """
 
     def __enter__(self) -> None:
         self._handler = handler = _standing_handler()
@@ -203,7 +212,7 @@ class interruptible:
 
 
 class undoing:
-    """Call `undo` when a `with` block ends; if leaving it was interrupted, again when the next context is entered.
+    """Call `undo(*given)` when a `with` block ends; if that is interrupted, again when the next context is entered.
 
     `undo` has to revert only its own change, whatever other contexts changed since, and may be called twice.
     """
@@ -227,7 +236,7 @@ _keys = count()
 
 
 def _undo_left_overs() -> None:
-    """Undo the changes of contexts whose exit was interrupted or that were garbage-collected."""
+    """Undo the changes of `undoing` blocks whose exit was interrupted or that were garbage-collected without one."""
     for key, (reference, undo, thread) in reversed([*_open.items()]):
         context = reference()
         if context is None or (context.leaving and thread == get_ident()):

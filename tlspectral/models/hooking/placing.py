@@ -25,8 +25,8 @@ _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its ow
 class HookOfThread:
     """A hook that raises EditNotHonored in passes of any thread but the one that placed it.
 
-    Pickled into one of our worker processes it acts there, because the model there is a copy. In other copies it
-    raises.
+    model: the model it is on. hook: function of (activation, hook point). Pickled into one of our worker processes it
+    acts there, because the model there is a copy. In other copies it raises.
     """
 
     def __init__(self, model: Any, hook: Callable[..., Any]):
@@ -34,11 +34,14 @@ class HookOfThread:
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The user's or library's hook itself, without wrappers for queries or rows."""
+        """The function of the user or library that this hook calls, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
-        """Call the hook and return its result. Raises EditNotHonored in a pass of another thread."""
+        """Call the hook on (`activation`, hook point `hook`) and return its result: an edited activation or None.
+
+        Raises EditNotHonored in a pass of another thread.
+        """
         if get_ident() != self.thread:
             raise EditNotHonored(
                 f"{model_name(self.model)}: in this pass a hook of another thread would act at {hook.name}; {ADVICE}"
@@ -53,14 +56,18 @@ class HookOfThread:
 
 
 class _HookOfCopy:
-    """A hook of a model that was pickled while a context was open. It acts only in our worker processes."""
+    """A hook of a model that was pickled while a context was open. It acts only in our worker processes.
+
+    model: name of the model. placed: function of (activation, hook point). In any other process it raises
+    EditNotHonored.
+    """
 
     def __init__(self, model: str, placed: Callable[..., Any]):
         self.model, self.placed = model, placed
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The hook itself, without wrappers for queries or rows."""
+        """The function of the user or library that was placed, without wrappers for queries or rows."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
@@ -70,7 +77,10 @@ class _HookOfCopy:
 
 
 class _AtPoint:
-    """The function that PyTorch calls at a hook point for one of our hooks. In a deep copy of the model it raises."""
+    """The function that PyTorch calls at a hook point for one of our hooks. In a deep copy of the model it raises.
+
+    model: the model with the hook point. call: TransformerLens' function that calls the hook.
+    """
 
     def __init__(self, model: Any, call: Callable[..., Any]):
         self.model, self.call = model, call
@@ -86,7 +96,10 @@ class _AtPoint:
 
 
 def refuse_copy(model: str, *given: Any, **named: Any) -> Any:
-    """Raise EditNotHonored: this model is a copy that was made inside an `ablate` block, with its hooks."""
+    """Raise EditNotHonored: this model is a copy that was made inside an `ablate` block, with its hooks.
+
+    model: name of the model. given, named: ignored arguments of a hook.
+    """
     raise EditNotHonored(
         f"{model}: this model was copied inside an `ablate` context and carries its hooks: copy the model before "
         "opening the context"
@@ -130,20 +143,24 @@ def hooks_on(
 
 
 def holding(held: dict[str, Any], names: Iterable[str]) -> list[Hook]:
-    """Return hooks that store the last activation at each named point in the dict `held`, by name."""
+    """Return hooks, as pairs of hook point name and function, that store the last activation at each named point.
+
+    held: dict that they fill, from name to activation. names: the hook points.
+    """
     return [(name, partial(_hold, held, name)) for name in names]
 
 
 def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
-    """Store an activation in `held`, without gradients."""
+    """Store an activation in `held` under `name`, without gradients. hook: the hook point, not used."""
     held[name] = activation.detach()
 
 
 @uninterrupted
 def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
-    """Take all hooks off a model, and turn autocast off, until the `with` block ends; then restore them in their order.
+    """Take all hooks off a model, and turn autocast off, until the `with` block ends; then put the hooks back in their
+    order.
 
-    points: `model.hook_dict`.
+    points: `model.hook_dict`, from name to hook point.
     """
     with exclusive(model), ExitStack() as plain:
         for kind in autocast_of(model):
@@ -169,26 +186,29 @@ def _restore(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None
 
 
 def _known_ids(point: Any) -> set[int]:
-    """Return the ids of the hooks that TransformerLens knows at a hook point."""
+    """Return the ids of the hooks that TransformerLens lists at the hook point `point`."""
     return {handle.hook.id for handle in point.fwd_hooks}
 
 
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
-    """Remove hooks that `hooks_on` placed. placed: (name, hook point, handle) of each."""
+    """Remove hooks that `hooks_on` placed from their hook points. placed: (name, hook point, handle) of each."""
     for _, point, handle in placed:
         handle.hook.remove()
         point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook inside wrappers for queries or rows."""
+    """Return the function of the user or library in `placed`, without its wrappers `OfQueries` and `OfRows`."""
     while isinstance(placed, OfQueries | OfRows):
         placed = placed.hook
     return placed
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
-    """Return True if the hook `edit` is on this hook point and acts before all other hooks on the same rows."""
+    """Return True if the hook `edit` is on a hook point and acts before all other hooks on the same rows.
+
+    point: the hook point (a module). edit: the function that was placed.
+    """
     placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
     place = next((index for index, other in enumerate(placed) if getattr(other, "hook", other) == edit), None)
     if place is None:
@@ -198,7 +218,9 @@ def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
 
 
 def _rows_of(placed: Any) -> OfRows | None:
-    """Return the `OfRows` wrapper of a placed hook; None for a hook on all rows."""
+    """Return the `OfRows` wrapper (a hook that acts on some rows of the batch only) in a placed hook; None for a hook
+    on all rows.
+    """
     placed = getattr(placed, "placed", placed)
     placed = placed.hook if isinstance(placed, OfQueries) else placed
     return placed if isinstance(placed, OfRows) else None
@@ -210,7 +232,8 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def send_captures_by_name() -> None:
-    """Let pickle refer to transformers' collector of outputs by its name.
+    """Register with `copyreg` that pickle refers to transformers' collector of outputs by its name; nothing to do if it
+    is not imported.
 
     After `run_with_cache` hooks on the model refer to this collector, whose context variable cannot be pickled.
     """

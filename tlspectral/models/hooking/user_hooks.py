@@ -60,7 +60,8 @@ class Acting(NamedTuple):
 
 
 def user_hooks(model: Any) -> dict[str, int]:
-    """Return a dict from hook point or module to the number of the user's changes there, without those of libraries.
+    """Return a dict from hook point or module of `model` to the number of the user's changes there, without those of
+    libraries.
 
     Counted are hooks of TransformerLens and of PyTorch (forward and backward); hooks of all modules
     (`register_module_forward_hook`); replaced methods and modules; parametrized weights; open modes of torch. Hooks of
@@ -73,7 +74,11 @@ def user_hooks(model: Any) -> dict[str, int]:
 
 
 def warn_of_hooks(model: Any) -> None:
-    """Warn if hooks of the user without a `with` block (a forgotten `add_hook`) would act in a measurement."""
+    """Warn (UserWarning) if hooks of the user that no `with` block placed (a forgotten `add_hook`) are on `model` and
+    would act in a measurement.
+
+    The warning names up to six places and says how to take the hooks off. The hooks stay.
+    """
     by_name: dict[str, list[bool]] = {}
     for acting in acting_on(model):
         by_name.setdefault(acting.name, []).append(acting.of_context)
@@ -87,9 +92,9 @@ def warn_of_hooks(model: Any) -> None:
 
 
 def not_without_hooks(model: Any, otherwise: str) -> str:
-    """Return advice for an error where a run does not match the weights: take the user's hooks off.
+    """Return advice for an error where a run does not match the weights: take the user's hooks off; it names them.
 
-    otherwise: the advice that is returned if there are no hooks.
+    otherwise: the advice that is returned if the user has no hooks on the model.
     """
     names = [*user_hooks(model)]
     return (
@@ -112,12 +117,15 @@ def acts_inside(model: Any, points: Mapping[str, Any]) -> bool:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names of a list as text, and how many more there are."""
+    """Return the first six names of a list as text, and how many more there are: "a, b and 3 others"."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
 
 def acting_on(model: Any) -> Iterator[Acting]:
-    """Yield an `Acting` for each change by the user in a model, in the classes of its modules, and in torch."""
+    """Yield an `Acting` for each change by the user (hook, replaced method or module) that acts in passes of a model.
+
+    Searched are the model, the classes of its modules, and torch.
+    """
     modules = modules_of(model)
     yield from acting_in(model, modules)
     yield from _replaced_in_classes({type(module) for module in modules})
@@ -156,10 +164,12 @@ _Found = tuple[str, bool, MutableMapping[Any, Any] | None, Any]
 
 
 def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_Found]:
-    """Yield (suffix of the name, placed by a `with` block, holder, key) for each change by the user on one module.
+    """Yield (suffix of the name, of_context, holder, key) for each change by the user on one module, as in `Acting`.
 
-    roots: the models themselves, of which only methods that run in a pass are checked. built: True if a library built
-    the model, so that modules of the user's own classes must have been inserted.
+    of_context: True if a `with` block placed it. holder, key: dictionary and key where it is stored, or None.
+
+    roots: the models themselves, by id; of these only methods that run in a pass are checked. built: True if a library
+    built the model, so that modules of the user's own classes must have been inserted.
     """
     own, kind = vars(module), type(module)
     for kinds, held, what in ((_FORWARD, "fwd_hooks", ""), (_BACKWARD, "bwd_hooks", " (backward)")):
@@ -191,8 +201,8 @@ def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_
 def _is_replaced(module: Any, function: Any, method: bool) -> bool:
     """Return True if a function stored on a module was put there by the user.
 
-    method: True if it replaces a method of the class. Functions that libraries put there compute the same as the
-    method. Methods of another module and plain functions of torch count as the user's.
+    method: True if it replaces a method of the class. Functions that libraries put there do not count, because they
+    compute the same as the method. Methods of another module and plain functions of torch count as the user's.
     """
     owner = getattr(function, "__self__", function)
     if owner is module:
@@ -205,7 +215,10 @@ def _is_replaced(module: Any, function: Any, method: bool) -> bool:
 
 
 def _replaced_in_classes(kinds: Iterable[type]) -> Iterator[Acting]:
-    """Yield an `Acting` for each method of a library's class that was replaced for all modules of that class."""
+    """Yield an `Acting` for each method of a library's class that the user replaced for all modules of that class.
+
+    kinds: classes of the model's modules.
+    """
     methods = {
         (owner, name): vars(owner)[name]
         for kind in kinds
@@ -224,7 +237,7 @@ def of_a_library(hook: Callable[..., Any]) -> bool:
 
 
 def _homes(function: Any) -> Iterator[str]:
-    """Yield the names of the modules in which a function and the functions it wraps are defined."""
+    """Yield the names of the modules in which `function`, and each function that it wraps, are defined."""
     while function is not None:
         while isinstance(function, partial):
             function = function.func
@@ -235,12 +248,14 @@ def _homes(function: Any) -> Iterator[str]:
 
 
 def _is_of(libraries: tuple[str, ...], home: str | None) -> bool:
-    """Return True if a module name begins with one of these library prefixes."""
+    """Return True if the module name `home`, such as "torch.nn", begins with one of the prefixes in `libraries`, such
+    as "torch.".
+    """
     return f"{home}.".startswith(libraries)
 
 
 def _root(kind: type) -> str:
-    """Return the top-level package of a class."""
+    """Return the name of the top-level package of the class `kind`, such as "torch"."""
     return kind.__module__.partition(".")[0]
 
 
@@ -248,7 +263,7 @@ def _root(kind: type) -> str:
 def _is_own(home: str) -> bool:
     """Return True if a class is defined in the user's own files, not in an installed package.
 
-    home: its module's name.
+    home: name of its module.
     """
     if _is_of((*_REPLACING, "torch."), home):
         return False

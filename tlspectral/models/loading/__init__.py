@@ -8,12 +8,14 @@ from typing import Any, Literal
 import torch
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
 from tlspectral.models.loaders import TINY, tiny_source
 from tlspectral.models.loading.packaged import hooked_transformer_class, load_packaged
 
 __all__ = ["load_model"]
 
 
+@checked_settings
 def load_model(
     name: str | os.PathLike[str] | Any,
     *,
@@ -25,40 +27,36 @@ def load_model(
     checkpoint: int | None = None,
     tokenizer: Any = None,
 ) -> Any:
-    """Load a language model as a TransformerLens model, ready for `analyze_heads`.
+    """Load a language model as a TransformerLens model, ready for `analyze_heads` and every other measurement.
 
     >>> import tlspectral as tls
     >>> tls.load_model("tiny-rope").cfg.n_heads
     4
 
-    The model is in evaluation mode and runs attention eagerly, so hooks see scores and patterns. Its
-    `tlspectral_source` says where the weights came from. Files missing from the hub's cache are downloaded.
-
     Args:
         name: one of
-            - a hub id, or a short name of TransformerLens (`"gpt2-small"`),
+            - a hub id or a short name of TransformerLens (`"gpt2-small"`); files missing from the cache are downloaded,
             - a folder: a checkpoint, a LoRA adapter, or a saved spectral model (`to_spectral`),
             - a `.gguf` file,
             - a model object of transformers, which is copied and stays as it is,
             - in this package: `"tiny-rope"`, `"tiny-ape"`, `"tiny-rope-sym"`, `"tiny-rope-imag"`, `"tiny-ape-sym"`,
             - from other packages: `"smollm2-135m"`, `"gemma3-270m"`, `"minilm-l6"`.
-        backend: `"bridge"` (default, `"auto"`): a raw TransformerBridge with the checkpoint's weights. `"hooked"`: a
-            HookedTransformer with folded norms (TransformerLens 3 only).
-        weights: `"model"` (default), or `"files"`: load nothing and return `WeightFiles`, which only `analyze_heads`
-            and `k_composition` take; they read it layer by layer.
+        backend: `"bridge"` (default, `"auto"`) or `"hooked"` (TransformerLens 3 only).
+        weights: `"model"` (default), or `"files"`: load nothing, and read layer by layer later.
         device: default: the object's own device; otherwise CUDA if available, otherwise the CPU.
-        dtype: floating-point type or its name. Default: the type of the object or the saved spectral model; otherwise
-            float32.
+        dtype: floating-point type or its name. Default: the object's or spectral model's own, otherwise float32.
         revision: branch, tag or commit on the hub.
-        checkpoint: training step: of Pythia and stanford-crfm models on the hub; in a folder, its subfolder `step{N}`
-            or `checkpoint-{N}`.
+        checkpoint: training step N, of Pythia and stanford-crfm on the hub, or a subfolder `step{N}` or
+            `checkpoint-{N}`.
         tokenizer: a tokenizer of transformers, which is copied. Default: the one in the files; an object has none.
 
+    Returns:
+        A raw TransformerBridge, or for `"hooked"` a HookedTransformer with folded norms: in evaluation mode, with eager
+        attention, so hooks see scores and patterns. Its `tlspectral_source` is a dict with the origin of the weights.
+        For `weights="files"` a `WeightFiles`, which cannot run and which only `analyze_heads` and `k_composition` take.
+
     Raises:
-        FileNotFoundError: nothing at the path can be loaded.
-        TypeError: an object is not a model, or a tokenizer is not a tokenizer, of transformers.
-        ValueError: an unknown name, backend or dtype; an argument that does not fit the name; or a file that the hub
-            does not give, with the reason.
+        FileNotFoundError, ValueError, TypeError: the name, file, object, device or another argument cannot be used.
         ImportError: `"hooked"` on TransformerLens 4, or a package is missing.
         UnsupportedArchitecture: another kind of model, or one that the backend computes wrongly.
         BadWeights: weights that are quantised, incomplete, unreadable, NaN, or do not fit config.json.
@@ -103,7 +101,9 @@ def load_model(
 
 
 def _float_type(dtype: str | torch.dtype) -> torch.dtype:
-    """Return a floating-point type of torch, given as the type or its name. Raises ValueError for anything else."""
+    """Return the torch type for `dtype`, a floating-point type or its name ("float32"). Raises ValueError for anything
+    else.
+    """
     float_type = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(float_type, torch.dtype) or not float_type.is_floating_point:
         raise ValueError(f"dtype={shown(dtype)} is not a floating-point type of torch: give one, such as 'float32'.")

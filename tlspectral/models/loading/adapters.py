@@ -20,10 +20,11 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (model with the adapter merged into its base, tokenizer or None, provenance).
+    """Return (model, tokenizer or None, origin): the model of transformers has the LoRA adapter merged into its base.
 
-    The merge runs in float32; then weights get `dtype`. The tokenizer is the given one, otherwise the one in the
-    adapter's folder, otherwise the base's. Raises as `load_model`.
+    adapter: `Source` of the adapter's folder. The merge runs in float32; then the weights get `dtype`. The tokenizer is
+    the given one, otherwise the one in the adapter's folder, otherwise the base's. The origin is a dict with `adapter`
+    (the folder) and `base` (the base's origin). Raises UnsupportedArchitecture or BadWeights if it cannot be merged.
     """
     folder, name = Path(adapter.location), adapter.record["model"]
     require_package("peft", f"{name} is a LoRA adapter, and merging it into its base", '"tlspectral[adapters]"')
@@ -38,9 +39,10 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
 
 
 def _base(folder: Path, name: str) -> Source:
-    """Return the source of the base model that an adapter's config names.
+    """Return the `Source` of the base model that the config in an adapter's folder names. name: name of the adapter.
 
-    Raises BadWeights if it names none, UnsupportedArchitecture for another kind of adapter or base.
+    Raises BadWeights if it names none, UnsupportedArchitecture for another kind of adapter or base, FileNotFoundError
+    or ValueError if the base is not there.
     """
     path = folder / ADAPTER_CONFIG
     config = read_json(path)
@@ -55,7 +57,10 @@ def _base(folder: Path, name: str) -> Source:
     try:
         source = find_source(base)
     except (FileNotFoundError, ValueError) as error:
-        raise type(error)(f"the base of the adapter {name}, named in {path}, is not there: {error}") from error
+        raise type(error)(
+            f"the base of the adapter {name}, named in {path}, is not there: {str(error).rstrip('.')}. Correct "
+            "base_model_name_or_path in this file"
+        ) from error
     if not source.streams:
         raise UnsupportedArchitecture(
             f"the base of the adapter {name}, {base}, is not a folder or hub model; set base_model_name_or_path in "
@@ -70,7 +75,8 @@ def _base(folder: Path, name: str) -> Source:
 def _merged(pretrained: Any, folder: Path, name: str) -> Any:
     """Return a model of transformers with the adapter in `folder` merged into its weights.
 
-    Raises BadWeights if adapter and base do not fit, UnsupportedArchitecture if the merge changes the output.
+    pretrained: the base model; its modules are replaced. name: the adapter's, in messages. Raises BadWeights if adapter
+    and base do not fit, UnsupportedArchitecture if the merge changes the output.
     """
     peft: Any = import_module("peft")
     if not any((folder / file).is_file() for file in _WEIGHTS):
@@ -98,7 +104,10 @@ def _merged(pretrained: Any, folder: Path, name: str) -> Any:
         raise
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError, UserWarning) as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadWeights(f"peft {peft.__version__} cannot merge the adapter {name} into its base: {reason}") from error
+        raise BadWeights(
+            f"peft {peft.__version__} cannot merge the adapter {name} into its base: {reason}. Merge it where it was "
+            "trained, by model.merge_and_unload(), and load the result"
+        ) from error
     advice = "untie the embeddings of the base, or save the merged model by peft and check it"
     require_agreement(merged, expected, f"the merge that peft {peft.__version__} makes of {name}", advice)
     return merged.eval()

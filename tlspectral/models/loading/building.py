@@ -21,6 +21,7 @@ from tlspectral.models.loading.building_hooked import build_hooked
 from tlspectral.models.loading.checks import require_agreement, sound_log_probabilities
 from tlspectral.models.loading.encoders import has_no_head, is_encoder_config
 
+_OTHER_MODEL = "Take another model, or a newer version of transformer-lens"
 _ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
 # Names that other models have for the parts of a layer of Gemma 3n.
 _GEMMA3N = {"self_attn": "attn", "input_layernorm": "ln1", "post_attention_layernorm": "ln1_post"}
@@ -29,9 +30,12 @@ _GEMMA3N = {"self_attn": "attn", "input_layernorm": "ln1", "post_attention_layer
 def build_model(
     pretrained: Any, tokenizer: Any, name: str, backend: str, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Return the TransformerLens model of a Hugging Face model; the latter cannot be used afterwards.
+    """Return the TransformerLens model of a Hugging Face model, on `device` with weights of `dtype`.
 
-    `backend`: "hooked", otherwise a bridge. Raises as `load_model`, also if the two models compute different outputs.
+    The given model is taken apart and cannot be used afterwards.
+
+    pretrained: model of transformers. tokenizer: its tokenizer, or None. name: its name. backend: "hooked", otherwise a
+    bridge. Raises UnsupportedArchitecture, also if the two models compute different outputs; BadWeights for NaN.
     """
     lens = f"TransformerLens {version('transformer-lens')} makes of {name}"
     if backend == "hooked":
@@ -50,9 +54,11 @@ def build_model(
 
 
 def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
-    """Return a raw TransformerBridge around a Hugging Face model, whose submodules are replaced in place.
+    """Return a raw TransformerBridge around the Hugging Face model `pretrained`.
 
-    Raises UnsupportedArchitecture if TransformerLens has no bridge for the model's class, or the bridge cannot hold it.
+    The weights are not copied: the bridge holds `pretrained`, whose submodules are replaced in place. tokenizer: its
+    tokenizer, or None. name: its name. Raises UnsupportedArchitecture if TransformerLens has no bridge for the model's
+    class, or the bridge cannot hold the model.
     """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
@@ -69,20 +75,26 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
             post_adapter_hook=lambda adapter: _correct(adapter, pretrained),
         )
     except ValueError as error:
-        raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
+        raise UnsupportedArchitecture(
+            f"TransformerLens has no bridge for {name} ({architecture}): {str(error).rstrip('.')}. {_OTHER_MODEL}"
+        ) from error
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
         # Modules are not where the adapter looks, or packed weights do not split as it says.
         kind, reason = pretrained.config.model_type, " ".join(str(error).split())
         raise UnsupportedArchitecture(
-            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason})"
+            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason}). {_OTHER_MODEL}"
         ) from error
     return bridge.eval()
 
 
 def _correct(adapter: Any, pretrained: Any) -> None:
-    """Correct an adapter of TransformerLens in place, so that it fits a Hugging Face model."""
+    """Correct `adapter`, an architecture adapter of TransformerLens, in place, so that its bridge fits a Hugging Face
+    model.
+
+    pretrained: the Hugging Face model, not changed. Nothing is returned.
+    """
     correct_packed(adapter, pretrained.config)
     if pretrained.config.model_type == "gemma3n_text":
         _hold_text(adapter)
@@ -101,9 +113,10 @@ def _correct(adapter: Any, pretrained: Any) -> None:
 
 
 def _hold_attention(adapter: Any, name: str) -> None:
-    """Add a bridge of attention to an adapter in place, for models in which only some layers have attention.
+    """Add a bridge of attention to `adapter`, an architecture adapter, in place, for models with attention in some
+    layers only.
 
-    `name`: the attribute of a layer that holds its attention, or in other layers another way to mix tokens.
+    name: the attribute of a layer that holds its attention, or in other layers another module that mixes tokens.
     """
     from transformer_lens.model_bridge import generalized_components as parts
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
@@ -132,7 +145,10 @@ def _hold_attention(adapter: Any, name: str) -> None:
 
 
 def _register_gemma3n_text() -> None:
-    """Register an adapter for Gemma 3n as a model of text; TransformerLens' own needs the package timm for images."""
+    """Register an architecture adapter in TransformerLens, by which Gemma 3n is bridged as a model of text.
+
+    TransformerLens' own adapter needs the package timm for images.
+    """
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory as Factory
     from transformer_lens.model_bridge.supported_architectures.gemma3n import Gemma3nArchitectureAdapter as Whole
 
@@ -140,7 +156,7 @@ def _register_gemma3n_text() -> None:
 
 
 def _hold_text(adapter: Any) -> None:
-    """Change the adapter of Gemma 3n in place, so that it holds a model without image and audio parts.
+    """Change the architecture adapter of Gemma 3n in place, so that it holds a model without image and audio parts.
 
     The parts of a layer get the names that they have in other models.
     """
@@ -152,7 +168,11 @@ def _hold_text(adapter: Any) -> None:
 
 
 def correct_packed(adapter: Any, config: Any) -> None:
-    """Correct in place how an adapter splits a packed projection, for the three kinds of models named above."""
+    """Correct in place how an architecture adapter splits a packed projection into queries, keys and values.
+
+    It changes adapters of Falcon's newer decoder, GPT-NeoX without biases and GPTBigCode without multi-query attention;
+    others stay. config: the model's config of transformers.
+    """
     newer_falcon = config.model_type == "falcon" and config.new_decoder_architecture
     without_bias = config.model_type == "gpt_neox" and not config.attention_bias
     key_for_each = config.model_type == "gpt_bigcode" and not config.multi_query

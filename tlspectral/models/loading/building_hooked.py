@@ -26,11 +26,14 @@ _converting = threading.Lock()
 
 
 def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> Any:
-    """Return the model as a HookedTransformer on the CPU with folded norm gains.
+    """Return a new HookedTransformer on the CPU, with folded norm gains, from the weights of a Hugging Face model.
 
     Nothing is centred and value biases stay in place, so the logits equal the checkpoint's. Without learned positions
-    the context is the config's, at most 2048 tokens. Raises as `load_model`, and UnsupportedArchitecture if rope
-    scaling or a sliding window would be ignored.
+    the context is the config's, at most 2048 tokens.
+
+    model: of transformers; it stays unchanged. tokenizer: its tokenizer, or None. name: hub id or path. dtype: of the
+    weights. Raises ImportError on TransformerLens 4; UnsupportedArchitecture if TransformerLens cannot hold the model,
+    or would ignore rope scaling or a sliding window.
     """
     hooked_class = hooked_transformer_class()
     try:
@@ -53,7 +56,11 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
 
 
 def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -> tuple[Any, str]:
-    """Return TransformerLens' config of a model, and the name by which its converters know the model."""
+    """Return (TransformerLens' config of a model, name by which its converters know the model).
+
+    tl_loading: TransformerLens' module of loading functions. model: of transformers. name: hub id or path. dtype: of
+    the weights.
+    """
 
     def configured(tl_name: str) -> Any:
         cfg = tl_loading.get_pretrained_model_config(
@@ -75,7 +82,10 @@ def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -
 
 @contextlib.contextmanager
 def _own_config(model: Any) -> Iterator[Any]:
-    """Yield TransformerLens' loading module, patched to use the model's own configuration and to log nothing."""
+    """Yield TransformerLens' module of loading functions, patched to use the config of this Hugging Face model.
+
+    Until the `with` block ends, messages that TransformerLens logs are suppressed.
+    """
     tl_loading: Any = importlib.import_module("transformer_lens.loading_from_pretrained")
     config = copy.deepcopy(model.config)
     # Fields that TransformerLens reads and transformers 5 has dropped or moved.
@@ -112,7 +122,8 @@ def _own_config(model: Any) -> Iterator[Any]:
 def _check_positions(cfg: Any, config: Any, name: str) -> None:
     """Raise UnsupportedArchitecture for a rope scaling or sliding window that HookedTransformer ignores.
 
-    A comparison of outputs on a short text would not notice all of them.
+    cfg: TransformerLens' config of the model. config: the config of transformers. name: the model's name in the
+    message. A comparison of outputs on a short text would not notice every ignored setting.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     flat = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]

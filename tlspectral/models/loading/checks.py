@@ -47,10 +47,10 @@ _SHOWN = 20
 
 @torch.no_grad()
 def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
-    """Return a model's log-probabilities on 24 seeded random tokens, on the CPU. It may be of either library.
+    """Return the log-probabilities of a model on 24 random tokens (seed 0), [1, pos, d_vocab] in float64 on the CPU.
 
-    A shorter context has fewer tokens. None in half precision, where rounding hides differences. Raises
-    UnsupportedArchitecture if a float64 model does not run.
+    model: of TransformerLens or of transformers. It gets fewer tokens if its context is shorter. Returns None for a
+    model in 16 bits, where rounding hides differences. Raises UnsupportedArchitecture if a float64 model cannot be run.
     """
     anchor = next(model.parameters())
     if anchor.dtype not in (torch.float32, torch.float64):
@@ -74,9 +74,10 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
 
 
 def sound_log_probabilities(model: Any, name: str) -> Float64[Tensor, "1 pos d_vocab"] | None:
-    """Return `log_probabilities` of a Hugging Face model whose weights are finite.
+    """Return a Hugging Face model's log-probabilities on 24 random tokens, in float64; None for a 16-bit model.
 
-    Raises BadWeights for NaN or infinite weights, and names the first; also if only the log-probabilities are NaN.
+    name: the model's name in messages. Raises BadWeights if weights are NaN or infinite (the message names the first
+    such tensor), or if only the log-probabilities are NaN.
     """
     logs = log_probabilities(model)
     if logs is not None and not bool(logs.isnan().any()):
@@ -99,7 +100,10 @@ def sound_log_probabilities(model: Any, name: str) -> Float64[Tensor, "1 pos d_v
 def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | None, what: str, advice: str) -> None:
     """Raise UnsupportedArchitecture if the model's log-probabilities differ from `expected` by more than rounding.
 
-    Raised too if the model cannot be run. `expected` None checks nothing. `what` begins the message, `advice` ends it.
+    It is also raised if the model cannot be run.
+
+    expected: what `log_probabilities` returned for the original model; None checks nothing.
+    what: beginning of the message, which names the checked model. advice: end of the message.
     """
     if expected is None:
         return
@@ -119,10 +123,11 @@ def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | N
 
 
 def avoid_lost_cache(model: Any) -> None:
-    """Compare a cached step of a newly built model with an uncached pass; if they differ, warn and turn the cache off.
+    """Warn, and switch a new model's key/value cache off, if a cached step differs from an uncached pass.
 
-    The model's `generate` methods then run without a cache. A copy that already runs so is skipped. Models of the user
-    must not be changed, so they are not passed here; `key_value_cache.prefill` checks every model.
+    Afterwards the model's methods `generate`, `generate_stream` and `hf_generate` run without a cache. A model that
+    runs so already is skipped. Give only models that `load_model` has made, because models of the user must not be
+    changed; `key_value_cache.prefill` checks every model.
     """
     view = attention_view(model)
     if isinstance(getattr(model, "generate", None), WithoutCache):
@@ -143,10 +148,10 @@ def avoid_lost_cache(model: Any) -> None:
 
 
 def require_filled(report: Mapping[str, Any], model: Any, name: str, stored: Iterable[str] = ()) -> None:
-    """Raise BadWeights if the files lack weights of the model.
+    """Raise BadWeights if the files lack weights of the model. name: the checkpoint's name in the message.
 
-    `report`: what transformers reports about the load, with `missing_keys` and `mismatched_keys`. `stored`: names of
-    tensors in the files that fit no parameter. They can explain the failure.
+    report: what transformers reports about the load, a dict with `missing_keys` and `mismatched_keys`.
+    stored: names of tensors in the files that fit no parameter. The message uses them to explain the failure.
     """
     lost = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
     if not lost:
@@ -162,10 +167,10 @@ def require_filled(report: Mapping[str, Any], model: Any, name: str, stored: Ite
 
 
 def _wrapped(parameters: Collection[str], stored: Iterable[str]) -> str:
-    """Return a sentence if a wrapper (torch.compile, DDP, FSDP, peft) put words into names of tensors; otherwise "".
+    """Return advice if a wrapper (torch.compile, DDP, FSDP, peft) put words into tensor names, otherwise "".
 
-    `parameters`: names of the model's parameters; `stored`: names of tensors. A wrapper is recognised if all names with
-    its words become names of parameters without them. The words may stand in front or in the middle.
+    parameters: names of the model's parameters. stored: names of tensors in the files. A wrapper is recognised if all
+    names with its words become names of parameters without them. The words may stand in front or in the middle.
     """
     names = [name.split(".") for name in stored]
     known = {word for parameter in parameters for word in parameter.split(".")}
@@ -185,11 +190,15 @@ def _wrapped(parameters: Collection[str], stored: Iterable[str]) -> str:
 
 
 def _placed(model: nn.Module, names: Iterable[str], who: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two dicts from tensor name: to the parameter it is loaded into, and to the name looked for if it has none.
+    """Match the tensors of a checkpoint with the parameters of its model; return two dicts.
 
-    Names are changed as transformers changes them: older names, packed experts, missing or extra prefixes. Tensors that
-    are joined into one parameter are in neither dict. `who` names the model in messages. Raises BadWeights for two
-    tensors that are loaded into the same parameter.
+    1. Name of a tensor -> name of the parameter that is loaded from this tensor alone.
+    2. Name of a tensor that fits no parameter -> the parameter's name that was looked for.
+
+    Tensors that are joined into one parameter, such as the weights of single experts, are in neither dict.
+
+    names: names of the stored tensors. They are changed as transformers changes them: older names, missing or extra
+    prefixes. who: the checkpoint's name, for the error. Raises BadWeights if two tensors are loaded as the same weight.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -219,9 +228,9 @@ def _placed(model: nn.Module, names: Iterable[str], who: str) -> tuple[dict[str,
 
 
 def require_tied(model: Any, who: str) -> None:
-    """Raise BadWeights if config.json ties the unembedding to the embedding, and the files hold two different ones.
+    """Raise BadWeights if config.json ties the unembedding to the embedding, and the two loaded weights differ.
 
-    `who` names the model in the message.
+    who: the model's name in the message.
     """
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
     if not _tied(model) or outside is None or outside.weight is inside.weight:
@@ -237,9 +246,11 @@ def _require_fitting(
     read: Callable[[str], Tensor],
     who: str,
 ) -> None:
-    """Raise BadWeights for a tensor whose shape is not its parameter's, and as `require_tied`.
+    """Raise BadWeights if a tensor has not its parameter's shape, or if two tied embeddings have other values.
 
-    `placed`: parameter of each tensor. `shapes`: shapes of the stored tensors. `read`: returns a tensor by its name.
+    model: the model of transformers, whose parameters give the shapes. placed: from name of a tensor to its parameter.
+    shapes: from name of a tensor to its stored shape. read: function from name of a tensor to the tensor. who: the
+    checkpoint's name in messages.
     """
     whole: Any = model
     parameters = whole.state_dict()
@@ -257,12 +268,15 @@ def _require_fitting(
 
 
 def _tied(model: Any) -> bool:
-    """Return whether a model's config ties its unembedding to its embedding."""
+    """Return True if config and class of a model share one weight between embedding and unembedding."""
     return bool(getattr(model.config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None))
 
 
 def _not_tied(who: str) -> BadWeights:
-    """Return the error that `require_tied` raises."""
+    """Return the BadWeights error for a stored unembedding where the config ties it to the embedding.
+
+    who: the model's name.
+    """
     return BadWeights(
         f"{who}: config.json ties the unembedding to the embedding (tie_word_embeddings), and the files hold another "
         "unembedding; set tie_word_embeddings to false in config.json"
@@ -276,18 +290,19 @@ def unused_weights(
     who: str,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> list[str]:
-    """Return the names of a checkpoint's tensors that its model has no parameter for and does not need.
+    """Return the names of a checkpoint's tensors that fit no parameter of its model and that the model does not need.
 
     Args:
-        model: the model of transformers, on the meta device or not.
+        model: the model of transformers, with weights or on the meta device.
         names: names of all tensors in the files.
-        read: returns a tensor by its name.
-        who: the model's name in messages.
-        shapes: shapes of tensors to compare with the parameters, if no load follows that compares them.
+        read: function from name of a tensor to the tensor.
+        who: the checkpoint's name in messages.
+        shapes: from name of a tensor to its shape, to be compared with the parameters. Default: not compared, because a
+            load follows that does it.
 
     Raises:
-        BadWeights: an unused tensor is quantised, or is a floating-point tensor of a decoder block, of a further block
-            or of the final norm; or two tensors are the same parameter.
+        BadWeights: an unused tensor is quantised; an unused floating-point tensor belongs to a decoder block, a further
+            block or the final norm; two tensors are loaded into one parameter; or a shape does not fit.
     """
     whole: Any = model
     config, (placed, unused) = whole.config.get_text_config(), _placed(model, names, who)
@@ -336,27 +351,33 @@ def unused_weights(
 
 
 def in_any_layer(tensor: str) -> str:
-    """Return a tensor's name with N in place of the numbers of layers and experts."""
+    """Return a tensor's name with N for the numbers of layers and experts: "h.3.attn" becomes "h.N.attn"."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "N", tensor)
 
 
 def listed(unused: Iterable[str]) -> dict[str, Any]:
-    """Return a dict with the `count` of unused weights, and up to 20 of their `names` with N for the layer."""
+    """Return a dict: `count`, how many weights are unused, and `names`, up to 20 of their names with N for the layer.
+
+    unused: names of the unused tensors.
+    """
     names = list(unused)
     return {"count": len(names), "names": sorted(set(map(in_any_layer, names)))[:_SHOWN]}
 
 
 def _block(target: str) -> tuple[str, int] | None:
-    """Return the list of modules and the index in it that a parameter's name begins with; None if it has neither."""
+    """Return (prefix of its list of layers, index), such as ("layers.", 3), for the parameter name `target`; None for a
+    name without a number.
+    """
     match = _NUMBERED.fullmatch(target)
     return None if match is None else (match[1], int(match[2]))
 
 
 def _prediction_blocks(targets: Iterable[str], depth: Mapping[str, int], stated: int) -> set[tuple[str, int]]:
-    """Return (list, index) of the stored blocks after the model's last that only predict further tokens.
+    """Return a set of (prefix of its list, index): stored blocks past the model's last, for further tokens only.
 
-    `depth`: number of the model's blocks in each list. All further blocks count if there are at most `stated`;
-    otherwise only blocks with parameters that no other block has.
+    targets: names of parameters that fit nowhere. depth: from prefix of a list of layers to the model's number of
+    blocks in it. stated: number of such blocks in config.json. If there are at most `stated` further blocks, all of
+    them count; otherwise only blocks with parameters that only such blocks have (`eh_proj`, `shared_head`).
     """
     beyond: dict[tuple[str, int], bool] = {}
     for target in targets:
@@ -367,9 +388,10 @@ def _prediction_blocks(targets: Iterable[str], depth: Mapping[str, int], stated:
 
 
 def _in_built_module(target: str, modules: Mapping[str, nn.Module], depth: Mapping[str, int]) -> bool:
-    """Return whether a tensor outside all blocks belongs to a module of the model without children, or its last norm.
+    """Return True if a tensor outside all blocks belongs to a built module without children, or is the final norm.
 
-    `modules`: the model's modules by name. `depth`: its lists of blocks by name.
+    target: name of the tensor. modules: the model's modules by name. depth: from prefix of a list of blocks to its
+    length.
     """
     module = modules.get(target.rpartition(".")[0])
     if module is not None and "." in target and next(module.children(), None) is None:

@@ -24,7 +24,8 @@ def note_given(model: Any, given: Any) -> None:
 
 
 def given_for(model: Any) -> Any:
-    """Return the object of transformers that `load_model` was given for this model; None if there is none any more.
+    """Return the object of transformers from which `load_model` made `model`; None if there was none or it no longer
+    exists.
 
     The model is made from a copy of that object, so hooks on the object do not act in the model.
     """
@@ -32,10 +33,12 @@ def given_for(model: Any) -> Any:
 
 
 def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, shared: bool = True) -> Any:
-    """Return a copy of a Hugging Face model with its own modules, buffers and config, without hooks.
+    """Return a copy of the Hugging Face model `given`, with its own modules, buffers and config, without hooks; `given`
+    stays as it is.
 
-    Its parameters are new objects on the same storage, unless `dtype` differs or `shared` is False. A warning names the
-    modules whose hooks are left out; `name` is the model's name in it.
+    Parameters of the copy are new objects on the storage of the original's, unless `dtype` is another type or `shared`
+    is False: then they have their own storage. name: the model's name in a warning, which lists the modules whose hooks
+    are left out.
     """
     memo: dict[int, Any] = other_parameters(given, dtype) if shared else {}
     hooked = []
@@ -61,11 +64,13 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
 
 
 def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy of a module whose replaced `forward` functions run the weights of the copy.
+    """Return a deep copy of a module in which replaced `forward` functions run the weights of the copy.
 
-    copy.deepcopy does not copy functions: a `forward` that holds a submodule, as TransformerLens sets on Falcon's
+    copy.deepcopy does not copy functions: a `forward` that refers to a submodule, as TransformerLens sets on Falcon's
     linear layers, would run the weights of the original. Activations kept from the last pass cannot be copied and
-    become None. `memo`: as in copy.deepcopy.
+    become None.
+
+    memo: dict from id of an object to the copy to use for it, as copy.deepcopy takes it; it is extended.
     """
     for owner in (*module.modules(), *getattr(module, "original_model", module).modules()):
         kept = (value for value in vars(owner).values() if isinstance(value, torch.Tensor) and not value.is_leaf)
@@ -84,9 +89,10 @@ def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
 
 
 def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dict[int, nn.Parameter]:
-    """Return a memo for copy.deepcopy: from id of each parameter to a new parameter on the same storage.
+    """Return a dict from id of each parameter of a module to a new parameter on the same storage.
 
-    With another `dtype` the new parameters have converted values instead.
+    copy.deepcopy takes it as `memo`. With another `dtype` the new parameters have converted values in their own
+    storage.
     """
     return {
         id(parameter): nn.Parameter(

@@ -31,10 +31,10 @@ _COUNT = re.compile(r"(?!.*(?:dim|size|window|norm|drop)).*(?:layer|block_count|
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn errors of other packages inside the context into BadWeights; `what` begins the message and names the file.
+    """Turn errors of other packages, raised inside the `with` block, into BadWeights.
 
-    Errors of this package, missing files and lack of memory stay as they are. Warnings are silenced, because they would
-    end the load if the user has turned them into errors.
+    what: beginning of the message, which names the file. Errors of this package, missing files and lack of memory stay
+    as they are. Warnings are silenced, because they would end the load if the user has turned them into errors.
     """
     try:
         with warnings.catch_warnings():
@@ -51,7 +51,7 @@ def refusing(what: str) -> Iterator[None]:
 def misfit(record: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Return a context that turns errors into BadWeights "... describes no model that can be run with its weights".
 
-    `record`: provenance of the model, which names its file.
+    record: origin of the model (`Source.record`), whose `file` or `model` the message names.
     """
     file = record["model"] if "file" in record else f"config.json of {record['model']}"
     return refusing(f"{file} describes no model that can be run with its weights; compare it with the published file")
@@ -64,16 +64,19 @@ def first_sentence(error: BaseException) -> str:
 
 
 def from_files(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
-    """Call `load`, a `from_pretrained` of transformers, on a folder without the network; return its result.
+    """Call `load`, a method `from_pretrained` of transformers, on a folder without the network; return its result.
 
-    Raises FileNotFoundError, UnsupportedArchitecture or BadWeights in place of the errors of transformers.
+    source: the model, whose name is in messages. options: passed to `load`. Raises FileNotFoundError,
+    UnsupportedArchitecture or BadWeights in place of the errors of transformers.
     """
     name = source.record["model"]
     with misfit(source.record), quiet():
         try:
             return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
         except OSError as error:
-            raise FileNotFoundError(f"{name} cannot be loaded from {folder}: {first_sentence(error)}") from error
+            raise FileNotFoundError(
+                f"{name} cannot be loaded from {folder}: {first_sentence(error)} Fetch its files again."
+            ) from error
         except (ValueError, KeyError, NotImplementedError) as error:
             raise UnsupportedArchitecture(
                 f"transformers does not load {name}: {first_sentence(error)} Compare its config.json with the "
@@ -88,7 +91,7 @@ def from_files(load: Callable[..., Any], source: Source, folder: Path, **options
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file as a dict. Raises BadWeights if the file does not hold one."""
+    """Return the JSON object in the file `path` as a dict. Raises BadWeights if the file does not hold one."""
     with refusing(f"{path} is no JSON; fetch it again"):
         value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
@@ -97,7 +100,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Raise BadWeights if config.json or generation_config.json is not JSON, or asks for too many layers or heads."""
+    """Raise BadWeights if config.json or generation_config.json in `folder` is not JSON, or asks for too many layers or
+    heads.
+    """
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.is_file():
             check_counts(read_json(path), str(path))
@@ -116,7 +121,7 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
 
 
 def empty_model(config: Any, *, tensors: int, file: str, auto: Any = None, **options: Any) -> nn.Module:
-    """Return the model of a config on the meta device, with names and shapes but without memory.
+    """Return the model of a config on the meta device: with names and shapes, but without memory for weights.
 
     Args:
         config: a config of transformers.
@@ -137,9 +142,10 @@ def empty_model(config: Any, *, tensors: int, file: str, auto: Any = None, **opt
 
 
 def require_room(model: nn.Module, elements: int, file: str) -> None:
-    """Raise BadWeights if a model on the meta device has more weights than the `elements` in its files.
+    """Raise BadWeights if a model asks for more weights than its files can hold, or for too large tables.
 
-    `file`: name of the config in the message. Nothing is allocated.
+    model: on the meta device, so nothing is allocated. elements: largest number of weights in the files; twice as many
+    pass, because a tied unembedding counts twice. file: name of the config in the message.
     """
     n_weights = sum(parameter.numel() for parameter in model.parameters())
     # An unembedding that is tied to the embedding counts twice here.
@@ -151,9 +157,10 @@ def require_room(model: nn.Module, elements: int, file: str) -> None:
 
 
 def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int = 0) -> None:
-    """Raise BadWeights if the buffers of a model on the meta device, such as masks, exceed its weights and 1 GiB.
+    """Raise BadWeights if the buffers of a model, such as masks, exceed both 1 GiB and the bytes of its weights.
 
-    `weights`: bytes of its weights. `embeddings`: bytes of embeddings that will be drawn at random; they count too.
+    model: on the meta device. weights: bytes of its weights. file: the config's name in the message. embeddings: bytes
+    of embeddings that will be drawn at random; they count like buffers.
     """
     tables = embeddings + sum(value.nbytes for value in model.buffers())
     if tables > max(_TABLES, weights):
@@ -161,13 +168,15 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
 
 
 def download_bars() -> AbstractContextManager[None]:
-    """Return a context for downloads: huggingface_hub shows its bars unless progress bars are switched off."""
+    """Return a context manager for downloads: in its `with` block huggingface_hub shows progress bars, unless the user
+    has switched bars off.
+    """
     return _without_hub_bars() if hidden() else nullcontext()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
+    """Silence transformers' log messages and progress bars until the `with` block ends, then restore its settings."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -184,7 +193,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _without_hub_bars() -> Iterator[None]:
-    """Hide the progress bars of huggingface_hub inside the context, and restore its setting."""
+    """Hide the progress bars of huggingface_hub until the `with` block ends, then restore its setting."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars

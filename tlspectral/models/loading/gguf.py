@@ -35,16 +35,17 @@ _CONVERTING = threading.Lock()  # two conversions would put each other's readers
 
 
 def cache_folder() -> Path:
-    """Return the folder that holds all copies; `HF_HOME` and `HF_ASSETS_CACHE` move it."""
+    """Return the folder that holds the float32 copies of all GGUF files; `HF_HOME` and `HF_ASSETS_CACHE` move it."""
     from huggingface_hub import cached_assets_path, constants
 
     return cached_assets_path("tlspectral", "gguf", assets_dir=constants.HF_ASSETS_CACHE)
 
 
 def converted_folder(source: Source) -> tuple[Path, str]:
-    """Return (folder of a GGUF file's float32 copy, SHA-256 of the GGUF file). The copy is made if it is missing.
+    """Return (folder of a GGUF file's float32 copy, SHA-256 of the GGUF file). The copy is written to the cache if it
+    is missing.
 
-    Raises as `load_model`.
+    source: the `Source` of the GGUF file. Raises BadWeights for a damaged file, ImportError if a package is missing.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
     for block in _blocks(source):
@@ -82,7 +83,10 @@ def converted_folder(source: Source) -> tuple[Path, str]:
 
 
 def _fits(folder: Path) -> bool:
-    """Return whether a copy exists and its files agree with its list of sizes, times and hashes."""
+    """Return True if a converted copy exists in this folder and fits its list of sizes, times and hashes.
+
+    Files with another time are compared by hash; if they agree, the new times are written to the list.
+    """
     try:
         listed = json.loads((folder / _LIST).read_text(encoding="utf-8"))
         states = {name: (folder / name).stat() for name in listed}
@@ -100,7 +104,7 @@ def _fits(folder: Path) -> bool:
 
 
 def _described(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return for each file of a folder its `size`, `time` of change and `sha256`."""
+    """Return a dict from name of each file in a folder to its `size` in bytes, `time` of change in ns, and `sha256`."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
     return {
         file.name: {"size": file.stat().st_size, "time": file.stat().st_mtime_ns, "sha256": _sha256(file)}
@@ -109,13 +113,13 @@ def _described(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write_list(folder: Path, described: dict[str, dict[str, Any]]) -> None:
-    """Write the list of a copy's files as JSON."""
+    """Write `described`, as `_described` returns it, into a copy's folder as the JSON file files.json."""
     with whole_file(folder / _LIST) as partial:
         partial.write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
 def _sha256(file: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 (hex) of a file's content."""
     with file.open("rb") as stream:
         hasher = hashlib.sha256()
         while block := stream.read(1 << 20):
@@ -124,7 +128,7 @@ def _sha256(file: Path) -> str:
 
 
 def _blocks(source: Source) -> Iterator[bytes]:
-    """Yield the bytes of a GGUF file, or of all its parts in order, a MiB at a time."""
+    """Yield the bytes of the GGUF file `source`, or of all its parts in order, a MiB at a time."""
     for part in source.parts:
         with part.open("rb") as stream:
             while block := stream.read(1 << 20):
@@ -132,9 +136,10 @@ def _blocks(source: Source) -> Iterator[bytes]:
 
 
 def convert(source: Source, file: Path, folder: Path) -> None:
-    """Write the float32 weights and the tokenizer of a GGUF file to a checkpoint folder.
+    """Write a GGUF file as a checkpoint folder: float32 weights, config and tokenizer.
 
-    `file`: the whole file; `source` names it in messages. Raises BadWeights for a damaged file.
+    source: names the model in messages. file: the whole GGUF file. folder: the folder to write. Raises BadWeights for a
+    damaged file.
     """
     import transformers
 
@@ -162,10 +167,10 @@ def convert(source: Source, file: Path, folder: Path) -> None:
 
 
 def _checked_reader(file: Path) -> Any:
-    """Return a reader of the package `gguf` that has read the header of a file.
+    """Return a `GGUFReader` of the package `gguf` that has read the header of a file.
 
     The package builds a list entry for every item that the header promises. Raises ValueError if the header promises
-    more than the file holds.
+    more than the file holds, BadWeights if it asks for too many layers or heads.
     """
     import gguf
 
@@ -188,7 +193,8 @@ def _checked_reader(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _read_once(file: Path, reader: Any) -> Iterator[None]:
-    """Let transformers use this reader of the file inside the context, and cache the map of tensor names.
+    """Let transformers use the `GGUFReader` `reader` of the file, and a cached map of tensor names, until the `with`
+    block ends.
 
     Otherwise transformers reads the header three times, which takes seconds each, and makes the map for every module.
     """

@@ -27,10 +27,10 @@ _BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_templ
 
 
 def pinned(source: Source) -> tuple[Source, Path]:
-    """Return the source of a hub model fixed to one commit, and the commit's folder in the cache.
+    """Return (new `Source` with the commit as revision, folder of that commit in the cache) for the hub model `source`.
 
-    It is the cached commit if config.json is cached, otherwise the hub's. Raises ValueError, with the reason, if the
-    hub does not give config.json.
+    It is the cached commit if config.json is cached, otherwise the hub's; then config.json is downloaded. Raises
+    ValueError, with the reason, if the hub does not give config.json.
     """
     config = first_file(source, ["config.json"])
     if config is None:
@@ -45,9 +45,10 @@ def pinned(source: Source) -> tuple[Source, Path]:
 
 
 def first_file(source: Source, files: Iterable[str]) -> Path | None:
-    """Return the path of the first of these files in the cache; otherwise download the first that the hub has.
+    """Return the path of the first of these files that is in the cache; otherwise download the first that the hub has.
 
-    None if the hub has none. Raises ValueError if the hub cannot be reached or refuses the file.
+    files: names of files of the hub model `source`. None if the hub has none of these files. Raises ValueError if the
+    hub cannot be reached or refuses the file.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -66,40 +67,55 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
 
 
 def fetch_weights(source: Source, config: Any) -> None:
-    """Download the weights of a pinned model into the cache, in one format. `config`: the model's config.
+    """Download the weights of the hub model `source` into the cache, in one format. config: the model's config of
+    transformers.
 
-    Raises ValueError if the hub does not give them, BadWeights if there are none or their index is damaged.
+    Raises ValueError if the hub does not give the files, BadWeights if there are none or their index is damaged.
     """
     name, files = source.record["model"], weight_names(config)
     is_cached = any(isinstance(_cached(source, file), str) for file in files)
     path = first_file(source, files)
     if path is None:
-        raise BadWeights(f"{name} has no weights that transformers loads: neither {' nor '.join(files)}")
+        raise BadWeights(
+            f"{name} has no weights that transformers loads: neither {' nor '.join(files)}. Give a revision= that has "
+            "them, or take another model"
+        )
     shards = sorted(set(indexed_files(path).values())) if path.suffix == ".json" else []
     is_cached = is_cached and all(isinstance(_cached(source, shard), str) for shard in shards)
     for shard in shards:
         if first_file(source, [shard]) is None:
-            raise BadWeights(f"{name}: {shard}, which {path.name} names, is not on the hub")
+            raise BadWeights(
+                f"{name}: {shard}, which {path.name} names, is not on the hub; give another revision=, or tell the "
+                "owner"
+            )
     if not is_cached:
         first_file(source, ["generation_config.json"])
 
 
 def fetch_tokenizer(source: Source) -> None:
-    """Download all tokenizer files of a pinned model into the cache, unless a tokenizer is cached already."""
+    """Download all tokenizer files of the hub model `source`, fixed to one commit, into the cache, unless a tokenizer
+    is cached already.
+    """
     if _cached(source, SETTINGS) is None or not any(isinstance(_cached(source, file), str) for file in VOCABULARIES):
         for file in (*_BESIDE, *VOCABULARIES):
             first_file(source, [file])
 
 
 def _cached(source: Source, file: str) -> Any:
-    """Return a file's path in the cache (a string), None if unknown, or another object if the hub has no such file."""
+    """Return the path (str) of `file` of the hub model `source` in the cache; None if the file is not in the cache.
+
+    Another object, which is not a string, is returned if the hub is known to have no such file. Nothing is downloaded.
+    """
     import huggingface_hub
 
     return huggingface_hub.try_to_load_from_cache(source.location, file, revision=source.revision)
 
 
 def _refusal(source: Source, file: str, reason: str) -> str:
-    """Return the message for a file that the hub did not give, with the reason."""
+    """Return the text of an error: the hub did not give this file of a model.
+
+    source: the model. file: name of the file. reason: why, as text.
+    """
     name, revision = source.record["model"], source.record["revision"]
     which = f"{name!r} at revision {revision!r}" if revision else f"{name!r}"
     if file == "config.json":
@@ -111,7 +127,10 @@ def _refusal(source: Source, file: str, reason: str) -> str:
 
 
 def _reason(source: Source, error: Exception) -> str:
-    """Return in one line why a file was not downloaded and what to do."""
+    """Return one line of text: why a file of the hub model `source` was not downloaded, and what to do.
+
+    error: what huggingface_hub raised.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -24,12 +24,17 @@ FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": Fa
 
 
 def models_folder() -> Path:
-    """Return the folder of the checkpoints in the installed package."""
+    """Return the folder of the tiny checkpoints in the installed package."""
     return Path(str(files("tlspectral") / "data" / "models"))
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a packaged checkpoint as a bridge, or for backend "hooked" as a HookedTransformer with folded norms."""
+    """Return a new model of a checkpoint of this package: a bridge, or for the `backend` "hooked" a HookedTransformer
+    with folded norms.
+
+    source: the `Source` of the checkpoint, such as "tiny-rope". device, dtype: of the weights. The model's
+    `tlspectral_source` is a dict with the name and the SHA-256 of the weights.
+    """
     record, weights = read_packaged(source.location)
     made = hooked_from_weights if backend == "hooked" else bridge_from_weights
     model = made({**record["config"], "model_name": source.location}, weights, device, dtype)
@@ -38,9 +43,12 @@ def load_packaged(source: Source, backend: str, device: torch.device, dtype: tor
 
 
 def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return (record, weights) of a checkpoint: its JSON as a dict, and a dict from TransformerLens' name to tensor.
+    """Return (record, weights) of a checkpoint of this package.
 
-    `folder`: default is the folder in the package. Raises BadWeights if the weights have another SHA-256 than recorded.
+    record: its JSON file as a dict, with `config`, `sha256` and `command`, by which the weights were made.
+    weights: dict from TransformerLens' name of a parameter to tensor.
+
+    folder: default: the folder in the package. Raises BadWeights if the weights have another SHA-256 than recorded.
     """
     from safetensors.torch import load
 
@@ -101,9 +109,11 @@ def hooked_transformer_class() -> Any:
 def hooked_from_weights(
     config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Return a HookedTransformer of an attention-only model with these weights and folded norms.
+    """Return a HookedTransformer of an attention-only model with these weights and folded norms, in evaluation mode.
 
-    Arguments are as in `bridge_from_weights`. Raises ImportError on TransformerLens 4.
+    config: fields of TransformerLens' config with `model_name`, and optionally `rotary_adjacent_pairs` (default True:
+    columns 2t and 2t + 1 are a pair) and `unembed_bias`. weights: tensors by TransformerLens' names, in its shapes.
+    device, dtype: of the model. Raises ImportError on TransformerLens 4.
     """
     shape = {**_native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
     if config["positional_embedding_type"] == "rotary":
@@ -118,13 +128,20 @@ def hooked_from_weights(
 
 
 def _native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record's config that TransformerLens knows, for an attention-only model."""
+    """Return a new dict with the fields of a checkpoint's `config` that TransformerLens knows, set to attention only
+    with LayerNorm.
+    """
     known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
     return {**known, "attn_only": True, "normalization_type": "LN"}
 
 
 def _with_adjacent_pairs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with columns t and t + d_head/2 of W_Q, W_K and their biases side by side, for every t."""
+    """Return a new dict of weights in which columns t and t + d_head/2 of W_Q, W_K and their biases stand side by side,
+    for every t.
+
+    weights: from TransformerLens' name of a parameter to tensor, as in the result; it is not changed, and other
+    parameters are the same tensors.
+    """
     rotary_parameters = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
     return {
         name: rearrange(value, "... (half pair) -> ... (pair half)", half=2)
@@ -143,7 +160,8 @@ _NATIVE_NAMES = {
 
 
 def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """Return the native model's name for a parameter, and its value in the native layout.
+    """Return (name, value) of a parameter for TransformerLens' native model, from `name` and `value` in
+    HookedTransformer.
 
     Native projections are [out, in], with all heads on one axis.
     """

@@ -28,10 +28,12 @@ from tlspectral.models.reading.blocks import require_no_repeats
 
 
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (model, tokenizer or None, provenance) of a source.
+    """Return (model, tokenizer or None, origin) of a source that is a hub model, a folder or a GGUF file.
 
-    The model is on the CPU in evaluation mode, with eager attention. Missing files of a hub model are downloaded into
-    the cache. `tokenizer`: replaces the one in the files. Raises as `load_model`.
+    The model is of transformers, with weights of `dtype`, on the CPU, in evaluation mode, with eager attention. The
+    origin is a dict, the later `tlspectral_source`. Missing files of a hub model are downloaded into the cache.
+    tokenizer: replaces the one in the files. Raises FileNotFoundError, ValueError, UnsupportedArchitecture or
+    BadWeights.
     """
     import transformers
 
@@ -48,7 +50,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
         fetch_weights(source, config)
     stored = stored_tensors(folder, config)
     if not stored:
-        raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
+        raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights: put {WHOLE} there")
     auto, given = transformers.AutoModelForCausalLM, {}
     if is_encoder_config(config):
         auto, given = encoder_class(config, stored)
@@ -75,11 +77,12 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
 
 
 def check_config(config: Any, name: str) -> Any:
-    """Return the config to build a model from, after checks; for Gemma 3n the config of its text part.
+    """Return the config of transformers to build a model from, after checks; for Gemma 3n the config of its text part.
 
-    Causal language models, BERT and RoBERTa in plain floating point pass. Raises UnsupportedArchitecture for another
-    encoder, an encoder-decoder model, or a model that runs a layer several times in a pass; BadWeights for quantised
-    weights. `name`: the model's name in messages.
+    It is `config` itself, not changed, or a copy without an empty `quantization_config`. Causal language models, BERT
+    and RoBERTa in plain floating point pass. name: the model's name in messages. Raises UnsupportedArchitecture for
+    another encoder, an encoder-decoder model, or a model that runs a layer several times in a pass; BadWeights for
+    quantised weights.
     """
     import transformers
 
@@ -112,10 +115,10 @@ def check_config(config: Any, name: str) -> Any:
 
 
 def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
-    """Return the tokenizer in a folder; None if there is none, or, with a warning, if it cannot be read.
+    """Return the tokenizer of transformers in a folder; None if it has none, or, with a warning, if it cannot be read.
 
-    A hub model's tokenizer is read from its folder in the cache, because TransformerLens loads it again by name and
-    would use the network for a hub id. `config`: the model's config, used for a hub model.
+    source: the model; `folder`: its folder, for a hub model in the cache, because TransformerLens loads a tokenizer
+    again by name and would use the network for a hub id. config: the model's config, needed for a hub model only.
     """
     import transformers
 
@@ -138,7 +141,7 @@ def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
                     str(place), local_files_only=True, trust_remote_code=False, **options
                 )
             if len(tokenizer) <= len(tokenizer.all_special_tokens):  # of some folders transformers makes an empty one
-                raise ValueError(f"its files in {place} hold no vocabulary")
+                raise ValueError(f"its files in {place} hold no vocabulary; fetch them again, or give token ids")
         except Exception as error:  # a broken tokenizer raises many kinds of errors; the model works without it
             tokenizer, problem = None, problem or f"it cannot be read: {first_sentence(error)}"
     if problem is not None:

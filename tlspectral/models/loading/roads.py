@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tlspectral.errors import BadWeights, UnsupportedArchitecture, shown
+from tlspectral.errors import BadWeights, UnsupportedArchitecture, kind_of, public_call, shown
 from tlspectral.models.loaders import LOADERS, claimed
 from tlspectral.models.loading.adapters import load_merged
 from tlspectral.models.loading.building import build_model
@@ -34,10 +34,17 @@ def load_other(
     dtype: torch.dtype | None,
     tokenizer: Any,
 ) -> Any:
-    """Return the TransformerLens model of a name, a path or an object; `tlspectral_source` holds its provenance.
+    """Return the TransformerLens model of a name, a path or an object; `tlspectral_source` is a dict with its origin.
 
-    Arguments and errors are as in `load_model`. For an object, `device` and `dtype` None keep the object's own. For a
-    name, `device` is given and `dtype` None is float32.
+    Args:
+        given: name, path, or a model object of transformers.
+        revision, checkpoint: choose the weights of a name: branch, tag or commit; training step. None for an object.
+        backend: "hooked", otherwise a bridge.
+        device, dtype: of the model. None keeps an object's own; for a name `device` is needed and `dtype` None is
+            float32.
+        tokenizer: the user's tokenizer of transformers, or None.
+
+    Raises as `load_model`.
     """
     with download_bars(), copied_tokenizer(tokenizer) as own_tokenizer:
         source = find_source(given, revision, checkpoint) if isinstance(given, str | os.PathLike) else None
@@ -62,9 +69,11 @@ def load_other(
 
 
 def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
-    """Return a copy of a model object of transformers with eager attention, and its provenance.
+    """Return (copy, origin) of a model object of transformers: the copy has eager attention and weights of `dtype`.
 
-    Raises as `load_model` for an object that cannot be read.
+    given: the object, which stays unchanged; without another `dtype` the copy shares its weights' memory. origin: a
+    dict with `model`, `revision` (None) and, if known, `commit`. dtype: None keeps the object's own. Raises TypeError,
+    UnsupportedArchitecture or BadWeights for an object that cannot be read.
     """
     name = _checked_name(given)
     stated = getattr(given.config, "_commit_hash", None)
@@ -105,7 +114,7 @@ def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
 
 
 def _checked_name(given: Any) -> str:
-    """Return the name of a model object of transformers.
+    """Return the name of `given`, a model object of transformers: its hub id or folder, otherwise its class.
 
     Raises TypeError for another object, UnsupportedArchitecture for an unmerged adapter or another kind of model.
     """
@@ -121,6 +130,8 @@ def _checked_name(given: Any) -> str:
         advice = "give one of these"
         if hasattr(given, "run_with_hooks"):
             advice = "it is a TransformerLens model already: use it as it is"
+        elif (other := kind_of(given)) not in ("", "a model"):
+            advice = f"it is {other}: check the order of the arguments, {public_call()}"
         raise TypeError(
             f"load_model takes a name, a folder or a model of transformers, and found {shown(given)}; {advice}"
         )
@@ -134,7 +145,11 @@ def _checked_name(given: Any) -> str:
 
 
 def _check_weights(given: Any, name: str) -> None:
-    """Raise BadWeights for quantised or missing weights, UnsupportedArchitecture for a model on several devices."""
+    """Raise an error if the weights of `given`, a model object of transformers, cannot be read. name: the model's name
+    in messages.
+
+    BadWeights: quantised weights, or weights on the meta device. UnsupportedArchitecture: a model on several devices.
+    """
     for module_name, module in given.named_modules():
         if hasattr(module, "_hf_hook"):
             raise UnsupportedArchitecture(

@@ -39,13 +39,13 @@ _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})")
 
 
 def snapshot_commit(folder: Path) -> dict[str, str]:
-    """Return {"commit": hash} for a snapshot folder in the hub's cache, and {} for another folder."""
+    """Return {"commit": hash of the commit} for a snapshot folder in the hub's cache, and {} for other folders."""
     match = _SNAPSHOT.fullmatch(folder.resolve().as_posix())
     return {"commit": match[1]} if match else {}
 
 
 def held_model(folder: Path) -> list[Path]:
-    """Return the files in a folder that show that it holds a model or an adapter; [] if there is no folder."""
+    """Return the files in a folder that show that it holds a model or an adapter, sorted; [] without any."""
     files = folder.iterdir() if folder.is_dir() else ()
     return sorted(file for file in files if _OF_A_MODEL.fullmatch(file.name) and not file.is_dir())
 
@@ -104,10 +104,11 @@ def require_one_kind(folder: Path, names: Collection[str]) -> None:
 
 
 def stored_tensors(folder: Path, config: Any) -> dict[str, Path]:
-    """Return a dict from tensor name to file for all tensors that transformers loads from a folder.
+    """Return a dict from tensor name to the path of its file, for all tensors that transformers loads from a folder.
 
-    It is empty if the folder has none of the `weight_names`. Raises BadWeights as `require_one_kind`, `indexed_files`
-    and `require_indexed`.
+    config: a config of transformers, or the content of config.json. The dict is empty if the folder has none of the
+    `weight_names`. Raises BadWeights for a damaged index, for two sets of weights in the folder, and for a tensor in
+    two files with different values.
     """
     names = weight_names(config)
     require_one_kind(folder, names)
@@ -132,9 +133,9 @@ def require_indexed(
 
     Args:
         index: the index file, for messages.
-        named: for each tensor, the file in which the index says it is.
-        held: for each opened file, the names of its tensors.
-        path_of: returns the path of a file.
+        named: from tensor name to the file in which the index says it is.
+        held: from file name to the names of the tensors in it, for the files that were opened.
+        path_of: function from file name to path.
     """
     file_of = dict(named)
     for file, tensors in held.items():
@@ -158,7 +159,9 @@ def require_indexed(
 
 @contextmanager
 def safetensors_file(path: Path) -> Iterator[Any]:
-    """Yield an open safetensors file. Raises BadWeights if it is cut off or damaged."""
+    """Open the safetensors file `path` and yield it; it is closed when the `with` block ends. Raises BadWeights if it
+    is cut off or damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -169,7 +172,9 @@ def safetensors_file(path: Path) -> Iterator[Any]:
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the tensors in a file. Raises BadWeights if the file is damaged."""
+    """Return the names of the tensors in a file of weights, safetensors or pickle. Raises BadWeights if the file is
+    damaged.
+    """
     if file.suffix == ".safetensors":
         with safetensors_file(file) as opened:
             return list(opened.keys())
@@ -178,7 +183,7 @@ def names_in(file: Path) -> list[str]:
 
 
 def stored_tensor(file: Path, name: str) -> Tensor:
-    """Return one tensor of a file, memory-mapped if the format allows it."""
+    """Return the tensor of this name from a file of weights on the CPU, memory-mapped if the format allows it."""
     if file.suffix == ".safetensors":
         with safetensors_file(file) as opened:
             return opened.get_tensor(name)
@@ -186,7 +191,9 @@ def stored_tensor(file: Path, name: str) -> Tensor:
 
 
 def model_files(source: Source) -> list[Path]:
-    """Return the files that make up a model on disk, sorted by name; for a GGUF file its parts in order."""
+    """Return the paths of the files that make up the model `source` on disk, sorted by name; for a GGUF file its parts
+    in order.
+    """
     if source.parts:
         return list(source.parts)
     files = Path(source.location).iterdir()
@@ -200,13 +207,15 @@ def file_name(shown: str, identity: str) -> str:
 
 
 def files_state(source: Source) -> str:
-    """Return the SHA-256 of names, sizes and times of a model's files, without reading them."""
+    """Return the SHA-256 (hex) of names, sizes and change times of the files of the model `source`, without reading the
+    files.
+    """
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model_files(source)]
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
 def files_digest(source: Source) -> str:
-    """Return the SHA-256 of names and contents of a model's files."""
+    """Return the SHA-256 (hex) of names and contents of the files of the model `source` on disk."""
     digest = hashlib.sha256()
     for file in model_files(source):
         digest.update(file.name.encode())

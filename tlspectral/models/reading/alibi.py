@@ -23,7 +23,7 @@ class Alibi:
         return torch.tensor(self.slopes, dtype=torch.float64, device=positions.device)[:, None] * positions
 
     def of_heads(self, heads: list[int] | slice) -> "Alibi":
-        """Return an `Alibi` with only the slopes of these query heads, in the given order."""
+        """Return a new `Alibi` with only the slopes of these query heads (indices or a slice), in the given order."""
         chosen = range(len(self.slopes))[heads] if isinstance(heads, slice) else heads
         return Alibi(tuple(self.slopes[head] for head in chosen))
 

@@ -39,7 +39,7 @@ def blocks_of(model: Any) -> list[Block]:
 def refuse_repeated(name: str, what: str) -> UnsupportedArchitecture:
     """Return the UnsupportedArchitecture error for a model that runs a layer several times in one pass.
 
-    name: the model. what: text that says how this was found, such as a config field with its value.
+    name: the model. what: how this was found, such as a config field with its value; part of the message.
     """
     return UnsupportedArchitecture(
         f"{name} runs its layers several times in one pass ({what}), so a head has several attention patterns and no "
@@ -91,16 +91,19 @@ def kind_of(block: Any) -> str:
 
 
 def writes_more(block: Any) -> bool:
-    """Return True if a bridge's layer has a writer to the residual stream besides heads and an MLP with a hook point.
+    """Return True if a layer of a bridge has a writer to the residual stream besides heads and an MLP with a hook
+    point.
 
-    Such writers are mixers (state-space, convolution) and MLPs without a hook point (Granite).
+    block: the bridge of the layer. Such writers are mixers (state-space, convolution) and MLPs without a hook point
+    (Granite).
     """
     modules = block._modules
     return modules.get("attn") is None or any(modules.get(name) is not None for name in (*MIXERS, *_MLP_PARTS))
 
 
 def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Callable[[int], str]) -> list[SkippedLayer]:
-    """Return a `SkippedLayer` for each of these layers for which `read(layer)` raises UnsupportedArchitecture.
+    """Return a list with a `SkippedLayer` (layer, kind, reason) for each of these layers for which `read(layer)` raises
+    UnsupportedArchitecture.
 
     kind: function from a layer's index to the class name of its mixer.
     """
@@ -117,16 +120,19 @@ def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Calla
 
 
 def unread(kind: str) -> str:
-    """Return the reason why a layer without attention in its bridge is not read. kind: as `kind_of` returns it."""
+    """Return the reason, as text, why a layer without attention in its bridge is not read.
+
+    kind: class name of the module with which the layer mixes tokens, as `kind_of` returns it.
+    """
     if kind.endswith("HybridLayer"):  # of Zamba 2
-        return f"a {kind} layer; its attention also reads the embedding, which is not supported"
+        return f"a {kind} layer; its attention also reads the embedding, which is not supported: take another layer"
     if kind.endswith("Attention"):
         return f"a {kind} layer; its bridge has no hook points for attention: load it by its name with load_model"
     return f"a {kind} layer; {_NO_OPERATOR}"
 
 
 def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
-    """Return the indices of the layers that are not in `skipped`, sorted.
+    """Return the indices of the layers, from 0 to `n_layers` - 1, that are not in `skipped`, sorted.
 
     Raises UnsupportedArchitecture if all layers are skipped. The message gives the reason of the first skipped layer
     with attention, or of the first layer if none has attention.
@@ -139,7 +145,7 @@ def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
 
 
 def is_causal(model: Any, attention: Any) -> bool:
-    """Return True if this attention module of a bridge masks later keys.
+    """Return True if the module `attention` of the bridge `model` masks later keys.
 
     For BERT and RoBERTa the wrapped module decides, because TransformerLens calls their decoder variants bidirectional
     too.
@@ -154,14 +160,14 @@ def is_causal(model: Any, attention: Any) -> bool:
 
 
 def is_encoder(model: Any) -> bool:
-    """Return True if a bridge holds one of the two supported encoders, BERT or RoBERTa."""
+    """Return True if the bridge `model` holds one of the two supported encoders, BERT or RoBERTa."""
     attention = getattr(blocks_of(model)[0].module, "attn", None)
     wrapped = getattr(attention, "original_component", None)
     return special_attention(wrapped).encoder and not is_causal(model, attention)
 
 
 def output_map(block: Any) -> Any:
-    """Return the innermost module of a layer that multiplies z (a head's output before W_O) by W_O.
+    """Return the innermost module of the layer `block` that multiplies z (a head's output before W_O) by W_O.
 
     None in a HookedTransformer, whose layers have no such module.
     """
@@ -175,17 +181,17 @@ def output_map(block: Any) -> Any:
 
 
 def reweighs(block: Any) -> bool:
-    """Return True if a layer that delegates its attention to the wrapped module uses an edited attention pattern.
+    """Return True if a layer leaves attention to the wrapped module, and that module uses an edited pattern.
 
-    That is so in native models of TransformerLens 4.
+    block: the bridge of the layer. Native models of TransformerLens 4 do so.
     """
     return bool(getattr(block.attn.original_component, "accepts_pattern_fn", False))
 
 
 def expect_edited_pattern(block: Any, expected: bool) -> None:
-    """Suppress TransformerLens' warning when hooks edit the pattern of a wrapped attention on the next pass.
+    """Suppress TransformerLens' warning that hooks edit the pattern of a wrapped attention, or show it again.
 
-    expected: True suppresses the warning, False restores it.
+    block: the bridge of the layer. expected: True suppresses the warning in later passes, False restores it.
     """
     if not expected:
         block.attn.__dict__.pop("_fire_post_hoc_hook", None)
@@ -194,6 +200,10 @@ def expect_edited_pattern(block: Any, expected: bool) -> None:
 
 
 def _fired(point: Callable[[Any], Any], activation: Any, hook_label: str) -> Any:
+    """Call the hook point `point` of TransformerLens on `activation` and return its result, without a warning.
+
+    `hook_label` would be in the warning and is not used.
+    """
     return point(activation)
 
 

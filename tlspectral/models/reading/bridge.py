@@ -38,7 +38,8 @@ _BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has no norm before its MLP;
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """Return the attention parameters of one layer as a `RawAttention`, as the bridge holds them.
+    """Return the attention parameters of layer `layer` of a bridge as a `RawAttention`: tensors of the model or views
+    of them, not folded.
 
     Raises UnsupportedArchitecture for attention that is not supported, and BadWeights for quantised weights.
     """
@@ -75,7 +76,12 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
-    """Return the weights, biases and norms of a layer's projections: a dict from field of `RawAttention` to value."""
+    """Return the weights, biases and norms of a layer's projections: a dict from field of `RawAttention` to value.
+
+    attention: the bridge's attention module. model: the bridge. wrapped: the module of transformers in `attention`.
+    layer: the number of the layer. Raises UnsupportedArchitecture if the layer reuses the keys of another layer or has
+    no weights by head, BadWeights for quantised weights.
+    """
     reason = shared_keys(getattr(wrapped, "config", None), layer)
     if reason is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {reason}")
@@ -89,7 +95,8 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error
         raise UnsupportedArchitecture(
-            f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
+            f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error}): "
+            "take another model"
         ) from error
     if weights["b_q"] is not None:  # in gated attention the gate's bias follows the bias of the queries
         weights["b_q"] = weights["b_q"][..., : weights["w_q"].shape[-1]]
@@ -101,9 +108,11 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
 
 
 def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, Any]:
-    """Return weight and bias of an attention's gate; an empty dict without a gate.
+    """Return weight and bias of the gate of gated attention as a dict; empty without a gate.
 
-    Keys: "w_gate", "b_gate" and "gate_behind_queries", as in `RawAttention`.
+    Keys: "w_gate" [heads, d_model, columns], "b_gate" [heads, columns] or None, and "gate_behind_queries" (True if W_Q
+    and W_gate are one projection). attention: the bridge's attention module. wrapped: the module of transformers in it.
+    n_heads, d_head: number of heads and columns of a head.
     """
     if "gate" in attention._modules:
         module, rows = attention.gate.original_component, slice(None)
@@ -120,7 +129,10 @@ def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, 
 
 
 def shared_keys(config: Any, layer: int) -> str | None:
-    """Return the reason why a layer that reuses an earlier layer's keys (Gemma 4) has no operator, else None."""
+    """Return why a layer that reuses an earlier layer's keys (Gemma 4) cannot be read, as text; otherwise None.
+
+    config: of transformers.
+    """
     modes = getattr(config, "kv_sharing_modes", None)
     if modes is None or modes[layer] != "reuse":
         return None
@@ -128,15 +140,15 @@ def shared_keys(config: Any, layer: int) -> str | None:
     source = next(i for i in range(layer - 1, -1, -1) if types[i] == types[layer] and modes[i] == "store")
     return (
         f"it reuses the keys and values of layer {source}, so a score multiplies the streams of two layers; operators "
-        "are read for one layer only"
+        f"are read for one layer only: take heads of layer {source}"
     )
 
 
 def _own_projections(wrapped: Any) -> dict[str, Any]:
     """Return weights and biases of a Gemma 4 layer with keys of its own: a dict from field of `RawAttention` to value.
 
-    They are read from the wrapped module and split by head. Heads that see all tokens have another size. Values may be
-    the keys.
+    wrapped: the attention module of transformers, from which they are read and split by head. Heads that see all tokens
+    have another size. Values may be the keys.
     """
     keys_are_values = wrapped.use_alternative_attention
     modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
@@ -176,7 +188,8 @@ def stated_context(config: Any) -> int | None:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of a layer.
+    """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of layer `layer` of
+    the bridge `model`.
 
     b_O: the bias after W_O, None without one. The factor is 1 except in Granite and Falcon-H1.
     """
@@ -193,7 +206,8 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
 
 
 def read_mlp_input(model: Any, layer: int) -> MlpInput:
-    """Return the hook point that shows a layer's MLP input, and the norm between the residual stream and that point.
+    """Return an `MlpInput` for layer `layer` of the bridge `model`: `.point`, the hook point that shows the MLP's
+    input, and `.norm`, the norm between the residual stream and that point.
 
     The norm is the MLP's own, the attention's norm if the two are parallel (GPT-J, Phi, Command R), or none (OLMo 2).
     `ln2.hook_out` comes after the gain and bias of `ln2`.
@@ -209,7 +223,9 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
 
 
 def final_normalization(model: Any) -> Normalization:
-    """Return the norm before the unembedding; `NO_NORM` if the model has none."""
+    """Return the norm before the unembedding of the bridge `model` as a `Normalization`; `NO_NORM` if the model has
+    none.
+    """
     norm = getattr(model, "ln_final", getattr(model, "H_ln_final", None))
     if norm is None:
         return NO_NORM
@@ -219,10 +235,11 @@ def final_normalization(model: Any) -> Normalization:
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the scaled (cos, sin) that a layer applied in a run, each [(batch,) pos, columns]; None without tables.
+    """Return the scaled (cos, sin) that layer `layer` of the bridge `model` applied in a run, each [(batch,) pos,
+    columns]; None without tables.
 
-    captured: activations of the run, from hook point name to tensor. Raises UnsupportedArchitecture if the layer has
-    rotary hook points but did not apply its tables in the run.
+    n_positions: tokens of the prompt. captured: activations of the run, from hook point name to tensor. Raises
+    UnsupportedArchitecture if the layer has rotary hook points but did not apply its tables in the run.
     """
     name, block = blocks_of(model)[layer]
     cos, sin = (captured.get(f"{name}.attn.hook_{part}") for part in ("cos", "sin"))
@@ -245,7 +262,9 @@ def rotary_tables(
 
 
 def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
-    """Return a bool tensor [query, key]: which keys the layer's own mask lets each query see."""
+    """Return a bool tensor [query, key] for a prompt of `n_positions` tokens: True where the mask of layer `layer` lets
+    the query see the key.
+    """
     if is_encoder(model):
         return torch.ones(n_positions, n_positions, dtype=torch.bool)
     wrapped = blocks_of(model)[layer].module.attn.original_component
@@ -261,7 +280,9 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
 
 
 def _window(wrapped: Any) -> int | None:
-    """Return how many keys a query of this attention module sees, itself included; None if it sees all earlier keys."""
+    """Return how many keys a query of the attention module `wrapped` sees, itself included; None if it sees all earlier
+    keys.
+    """
     if not getattr(wrapped, "is_sliding", True):  # EXAONE 4: full layers have the attribute too
         return None
     window = getattr(wrapped, "sliding_window", None)
@@ -274,9 +295,10 @@ def _window(wrapped: Any) -> int | None:
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key.
+    """Return a bool tensor of the shape of `scores`: True where the mask of layer `layer` of the bridge `model` lets
+    the query see the key.
 
-    scores: some or all scores that the layer's hook point shows.
+    scores: some or all scores that the layer's hook point shows. They show the mask by their values.
     """
     wrapped = blocks_of(model)[layer].module.attn.original_component
     masked_score = special_attention(wrapped).masked_score
@@ -286,7 +308,7 @@ def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
 
 
 def selected_keys(model: Any, layer: int) -> int | None:
-    """Return how many keys an indexer picks for each query of a layer (GLM 5); None without an indexer."""
+    """Return how many of the keys an indexer picks for each query of layer `layer` (GLM 5); None without an indexer."""
     wrapped = blocks_of(model)[layer].module.attn.original_component
     return int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None
 
@@ -298,7 +320,11 @@ def prefill_cache(model: Any, tokens: Tensor) -> Any:
 
 
 def joined_caches(caches: list[Any]) -> Any:
-    """Return one key/value cache with the rows of all caches; None if a layer keeps more than keys and values."""
+    """Return one key/value cache with the rows of all caches, which stay unchanged; None if a layer keeps more than
+    keys and values.
+
+    A single cache is returned itself.
+    """
     if len(caches) == 1:
         return caches[0]
     joined = _copied(caches[0])
@@ -322,7 +348,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
-    """Return logits of `tokens` that continue cached prompts.
+    """Return logits [rows, pos, d_vocab] of `tokens` [rows, pos] that continue cached prompts, from a run of `model`.
 
     cache: a key/value cache; it is not changed.
     rows: for each row of `tokens`, the row of the cache that it continues.
@@ -347,7 +373,7 @@ def _copied(cache: Any) -> Any:
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
-    """Return the factor on a layer's scores, as the wrapped attention states it; default 1 / sqrt(d_head)."""
+    """Return the factor on a layer's scores that its attention module (`wrapped`) states; default 1 / sqrt(d_head)."""
     for name in ("scaling", "softmax_scale", "inv_norm_factor"):
         if isinstance(getattr(wrapped, name, None), float):
             return getattr(wrapped, name)
@@ -358,7 +384,11 @@ def _score_scale(wrapped: Any, d_head: int) -> float:
 
 
 def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
-    """Return the ALiBi slopes of a layer, None without ALiBi. Raises UnsupportedArchitecture for Falcon with ALiBi."""
+    """Return the ALiBi slopes of the `n_heads` heads of a layer as an `Alibi`, None without ALiBi.
+
+    model: the bridge. wrapped: the attention module of transformers. layer: its number, for the message. Raises
+    UnsupportedArchitecture for Falcon with ALiBi.
+    """
     if model.cfg.positional_embedding_type != "alibi":
         return None
     refused = special_attention(wrapped).refused_alibi
@@ -370,7 +400,7 @@ def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
 def _even_scale_up_to(wrapped: Any) -> int | None:
     """Return the prompt length up to which no query is scaled by its position; None if queries are never scaled.
 
-    Ministral 3 and Llama 4 scale queries past this length.
+    wrapped: the attention module of transformers. Ministral 3 and Llama 4 scale queries past this length.
     """
     if getattr(wrapped, "attn_temperature_tuning", False) and not wrapped.use_rope:
         return int(wrapped.floor_scale) - 1
@@ -381,7 +411,10 @@ def _even_scale_up_to(wrapped: Any) -> int | None:
 
 
 def _softcap(wrapped: Any, layer: int) -> float | None:
-    """Return the softcap on a layer's scores, None without one. Raises UnsupportedArchitecture if it is unsupported."""
+    """Return the softcap on a layer's scores, None without one. wrapped: the attention module of transformers.
+
+    Raises UnsupportedArchitecture if the softcap is not supported.
+    """
     special, softcap = special_attention(wrapped), getattr(wrapped, "attn_logit_softcapping", None)
     if softcap and special.refused_softcap is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {special.refused_softcap.format(softcap=softcap)}")
@@ -393,7 +426,8 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
     """Return the rotary geometry of a layer, None if the layer does not rotate queries and keys.
 
-    Raises UnsupportedArchitecture if no module with rotary frequencies is found.
+    model: the bridge. wrapped: the attention module of transformers. layer: its number, for messages. d_head: columns
+    of a head. Raises UnsupportedArchitecture if no module with rotary frequencies is found.
     """
     if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
@@ -450,7 +484,8 @@ def _longest_met(module: Any, prefix: str) -> int:
 def _rotary_module(model: Any, wrapped: Any) -> Any:
     """Return the module that carries a layer's rotary frequencies, None without one.
 
-    It is looked for in the bridge, in the wrapped attention, then in the whole wrapped model.
+    It is looked for in the bridge, in the layer's attention module of transformers (`wrapped`), then in the whole
+    model.
     """
     rotary: Any = getattr(model, "rotary_emb", None)
     with suppress(AttributeError):  # the module at this name in the wrapped model is the one that runs
@@ -464,13 +499,18 @@ def _rotary_module(model: Any, wrapped: Any) -> Any:
 
 
 def _is_rotated(wrapped: Any) -> bool:
-    """Return True if a layer of a rotary model rotates queries and keys; in some models only windowed layers do."""
+    """Return True if a layer of a rotary model rotates queries and keys; in some models only windowed layers do.
+
+    wrapped: the layer's attention module of transformers.
+    """
     rotates = special_attention(wrapped).rotates
     return bool(getattr(wrapped, "use_rope", True)) if rotates is None else rotates(wrapped)
 
 
 def _layer_type(wrapped: Any) -> str | None:
-    """Return the layer's type as its config names it, such as "sliding_attention"; None without types."""
+    """Return the type of the layer of the attention module `wrapped` as its config names it, such as
+    "sliding_attention"; None without types.
+    """
     for name in ("layer_type", "attention_type"):
         if getattr(wrapped, name, None) is not None:
             return getattr(wrapped, name)
@@ -481,7 +521,8 @@ def _layer_type(wrapped: Any) -> str | None:
 def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
     """Return (cos, sin), each [pos, pairs], if an attention stores them and rotates adjacent columns; otherwise None.
 
-    GPT-J stores them in one table: in each attention or, from transformers 5.24 on, in the model's rotary module.
+    wrapped: the attention module of transformers. GPT-J stores one table: in each attention or, from transformers 5.24
+    on, in the model's rotary module.
     """
     stored = special_attention(wrapped).stored_tables
     if stored is not None and getattr(wrapped, "rotary", None) is not None:

@@ -19,10 +19,12 @@ _forms: WeakKeyDictionary[Any, tuple[tuple[Any, ...], tuple[Literal["LN", "RMS"]
 
 
 def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
-    """Return the norm before the attention of a layer; `NO_NORM` if its norms come after attention and MLP.
+    """Return the norm before the attention of a layer as a `Normalization`; `NO_NORM` if its norms come after attention
+    and MLP.
 
-    In OLMo 2 such norms act on what attention and MLP write. In GPT, OPT 350M and BERT they act on the stream itself,
-    with gain and bias, so the next layer reads a normalised stream.
+    block: the bridge of the layer. model: the whole bridge. d_model: width of the stream. layer: its number, for
+    messages. In OLMo 2 norms act on what attention and MLP write. In GPT, OPT 350M and BERT they act on the stream
+    itself, with gain and bias, so the next layer reads a normalised stream.
     """
     norm = getattr(block, "ln1", getattr(block, "norm", None))
     layer_module = getattr(block, "original_component", None)
@@ -40,10 +42,10 @@ def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizatio
 
 
 def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
-    """Return the norm of queries or keys in an attention module; None without one.
+    """Return the norm of queries or keys in an attention module as a `QueryKeyNorm`; None without one.
 
-    name: "q_norm", "k_norm" or "v_norm". heads, d_head: the sizes by which the gain is split. Raises
-    UnsupportedArchitecture for a norm that cannot be folded into the weights.
+    name: "q_norm", "k_norm" or "v_norm". model: the bridge. layer: the layer's number, for messages. heads, d_head: the
+    sizes by which the gain is split. Raises UnsupportedArchitecture for a norm that cannot be folded into the weights.
     """
     module = getattr(attention._modules.get(name), "original_component", None)
     if module is None:  # Llama 4 has one norm without gain for queries and keys, which the bridge does not hold
@@ -57,7 +59,7 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
     if not over_heads and shape not in ((d_head,), (heads, d_head)):
         raise UnsupportedArchitecture(
             f"{where} has a gain of shape {shape}; supported shapes are ({d_head},) for all heads alike, "
-            f"({heads}, {d_head}) by head and ({heads * d_head},) over all heads"
+            f"({heads}, {d_head}) by head and ({heads * d_head},) over all heads: take another model"
         )
     norms = [read_normalization(norm_module, model, shape, where) for norm_module in modules]
     norm, centred = norms[0], norms[0].kind == "LN"
@@ -65,7 +67,7 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
         form = "a bias" if norm.bias is not None else "a mean over all heads"
         raise UnsupportedArchitecture(
             f"{where} is a {norm.kind} norm with {form}, which is not supported: the score is bilinear in two tokens "
-            "only if the norm is a scale per token of a linear map"
+            "only if the norm is a scale per token of a linear map. Take another model"
         )
     gains = [norm_module.gain for norm_module in norms if norm_module.gain is not None]
     gain = torch.stack(gains) if len(gains) > 1 else norm.gain
@@ -75,13 +77,14 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
 
 
 def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
-    """Return a norm module as a `Normalization`: one call of the module shows how its parameters act.
+    """Return a norm module of a model as a `Normalization`: one call of the module shows how its parameters act.
+
+    shape: shape of the weight. where: layer and role, for messages. Raises UnsupportedArchitecture if the module acts
+    like none of the known forms.
 
     Flags are not reliable: Gemma and Nemotron multiply by 1 + weight, and some norms have no weight. So the module gets
     one random vector and has to act like one of the known forms. A form that is the only match is remembered, because
     the code decides it and not the weights.
-
-    shape: shape of the weight. where: layer and role for messages. Raises UnsupportedArchitecture if no form matches.
     """
     if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
         return NO_NORM
@@ -108,7 +111,7 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     if not any(matches):
         raise UnsupportedArchitecture(
             f"{where}: {type(module).__name__} acts neither like a LayerNorm nor like an RMS norm (gain: weight or "
-            "1 + weight)"
+            "1 + weight): take another model"
         )
     if sum(matches) == 1:
         _forms[module] = code_and_settings, kinds[best]
@@ -118,15 +121,18 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
 def _form(
     kind: Literal["LN", "RMS"], added: float, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Normalization:
-    """Return a `Normalization` whose gain is `weight + added`; added is 0.0 or 1.0."""
+    """Return a `Normalization` of this kind with `bias` and `eps`, whose gain is `weight + added`; added is 0.0 or 1.0.
+
+    weight, bias: parameters of the norm's module, None without one.
+    """
     return Normalization(kind, 1.0 + in_float64(weight) if added and weight is not None else weight, bias, eps)
 
 
 def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) -> list[float]:
-    """Return for each form of a norm its largest error against the module's response to the vector `probe`.
+    """Return for each form of a norm its largest error against a module's output `response` to the vector `probe`.
 
-    Errors are relative to the size of each column. Trained gains reach 200, and a gain of another column that is off by
-    1 has to be noticed too.
+    forms: the norms that the module may be. Errors are relative to the size of each column. Trained gains reach 200,
+    and a gain of another column that is off by 1 has to be noticed too.
     """
     units = torch.stack([form.normalized(probe) for form in forms])
     gains = torch.stack([torch.ones_like(probe) * (1 if form.gain is None else double(form.gain)) for form in forms])
@@ -136,7 +142,7 @@ def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) ->
 
 
 def norm_behind(block: Any) -> Any:
-    """Return the module of the norm after a layer's attention, as the bridge holds it; None without one."""
+    """Return the bridge's module of the norm after the attention of the layer `block`; None without one."""
     modules = block._modules
     if str(getattr(block, "hook_aliases", {}).get("hook_attn_out")).startswith("ln2."):
         return modules["ln2"]  # OLMo hybrid in TransformerLens 3

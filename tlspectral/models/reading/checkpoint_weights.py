@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 
 def checkpoint_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and stored buffers of a transformers model, as a dict from checkpoint name to tensor.
+    """Return parameters and stored buffers of a transformers model, as a dict from checkpoint name to tensor (the
+    model's own, not copies).
 
     module: the model, plain or in a bridge. A bridge puts its own module around each module that it wraps. Weights that
     only the bridge holds are left out, for example the split parts of a packed projection.
@@ -15,7 +16,7 @@ def checkpoint_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _named_weights(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield (prefix + name, tensor) of each parameter and stored buffer of a module and its children."""
+    """Yield (prefix + name, tensor) of each parameter and stored buffer of a module and its children, at any depth."""
     while (wrapped := module._modules.get("_original_component")) is not None:
         module = wrapped
     stored = {name: value for name, value in module._buffers.items() if name not in module._non_persistent_buffers_set}

@@ -22,7 +22,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest_of(values: Iterable[Tensor | None]) -> str:
-    """Return the SHA-256 (hex) of the stored bytes of tensors, in order; None is skipped."""
+    """Return the SHA-256 (hex) of the stored bytes of the tensors `values`, in order; None is skipped."""
     digest = hashlib.sha256()
     for value in values:
         if value is not None:
@@ -32,7 +32,9 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
 
 
 def digest_of_named(values: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 (hex) of named tensors, sorted by name: name, shape, type and bytes of each."""
+    """Return the SHA-256 (hex) of `values`, a dict from name to tensor, sorted by name: name, shape, type and bytes of
+    each.
+    """
     digest = hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -42,12 +44,16 @@ def digest_of_named(values: Mapping[str, Tensor]) -> str:
 
 
 def stored_bytes(value: Tensor) -> Any:
-    """Return the bytes of a tensor as a uint8 array, for a hash. A tensor on the CPU is not copied."""
+    """Return the bytes of the tensor `value` as a uint8 array, for a hash. The bytes of a tensor on the CPU are not
+    copied.
+    """
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _pieces(value: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor in pieces for hashing: whole if contiguous on the CPU, else copies of a few rows at a time."""
+    """Yield the tensor `value` in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows
+    each.
+    """
     if value.ndim < 2 or (value.is_contiguous() and value.device.type == "cpu"):
         yield value
         return
@@ -59,7 +65,7 @@ def _pieces(value: Tensor) -> Iterator[Tensor]:
 
 
 def _by_stride(value: Tensor) -> list[int]:
-    """Return the axes of a tensor in the order of memory, largest stride first."""
+    """Return the axes of the tensor `value` in the order of memory, largest stride first."""
     return sorted(range(value.ndim), key=lambda axis: -value.stride(axis))
 
 
@@ -77,7 +83,7 @@ class _Seen:
     numbers: tuple[Tensor, ...]
 
     def same(self, now: "_Seen") -> bool:
-        """Return True if the tensor has the same state `now` as when it was hashed."""
+        """Return True if the tensor's present state `now` equals the state when it was hashed."""
         # The numbers come last because comparing them waits for a GPU.
         return (self.form, self.place) == (now.form, now.place) and all(map(torch.equal, self.numbers, now.numbers))
 
@@ -97,13 +103,15 @@ def kept_digest(
 ) -> str:
     """Return `make()` for some weights of a model, from memory if no weight has changed since the last call.
 
+    name: key under which the result is remembered for this model.
+    values: the weights.
+    make: function without arguments that computes the result, such as a SHA-256.
+    known: sums of bits from earlier calls, to be used if no weight can have changed since; None computes the sums.
+
     Compared are each weight's address, shape, type, strides, device, count of in-place edits, and numbers. For the
     numbers, the bits are read as integers and summed over rows and over columns, modulo 2^64, on the weight's device.
     The sums notice a change of one number and an exchange of two, also through `.data`, which is not counted as an
     edit. Vectors and tensors of at most `_SMALL` numbers are compared whole.
-
-    name: under which the digest is remembered. values: the weights. make: computes the digest. known: sums from earlier
-    calls, if no weight can have changed since.
     """
     sums: Sums = {} if known is None else known
     now = tuple(None if value is None else _seen(value.detach(), sums) for value in values)
@@ -116,14 +124,14 @@ def kept_digest(
 
 
 def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
-    """Return True if a weight's earlier and present state are equal, or if both are None."""
+    """Return True if a weight's earlier state `then` and present state `now` are equal, or if both are None."""
     return then is now if then is None or now is None else then.same(now)
 
 
 def _seen(value: Tensor, sums: Sums) -> _Seen:
-    """Return the present state of a tensor, for comparison with an earlier one.
+    """Return the present state of the tensor `value` as a `_Seen`, for comparison with an earlier one.
 
-    sums: sums of the bits of tensors, to which this tensor's sums are added.
+    sums: a dict from address and form of tensors to sums of their bits; this tensor's sums are added to it.
     """
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))
@@ -141,7 +149,8 @@ def _seen(value: Tensor, sums: Sums) -> _Seen:
 
 
 def _as_integers(stored: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers: int64 if its rows allow it, which is twenty times faster.
+    """Return the bits of the tensor `stored` as integers, a view: int64 if its rows allow it, which is twenty times
+    faster.
 
     One row of the result may hold several rows of the tensor.
     """
@@ -155,10 +164,12 @@ def _as_integers(stored: Tensor) -> Tensor:
 
 
 def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any]:
-    """Return the hashes that a table's `attrs` record of its weights, from a digest for each layer that was read.
+    """Return the hashes of weights that a table's `attrs` record, as a dict.
 
-    Keys: `weights_sha256` (all these layers together), `weights_by_layer` (a dict from layer, as text, to hash) and
+    Its keys: `weights_sha256` (of all these layers together), `weights_by_layer` (from layer, as text, to hash) and
     `n_layers` (layers of the whole model).
+
+    digests: from layer that was read to the digest of its weights.
     """
     return {
         "weights_sha256": _sha256("".join(digests.values())),

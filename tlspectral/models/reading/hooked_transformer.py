@@ -20,20 +20,22 @@ _NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS"
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """Return the attention parameters of one layer as a `RawAttention`, as the model holds them.
+    """Return the attention parameters of layer `layer` of a HookedTransformer as a `RawAttention`: the model's own
+    tensors, not folded.
 
     Raises UnsupportedArchitecture if the attention is not causal self-attention.
     """
     cfg = model.cfg
     if cfg.attention_dir != "causal":
         raise UnsupportedArchitecture(
-            f"layer {layer}: the attention is {cfg.attention_dir}; only causal attention is supported here"
+            f"layer {layer}: the attention is {cfg.attention_dir}; only causal attention is supported here: load a "
+            "causal model, or BERT and RoBERTa with backend='bridge'"
         )
     if cfg.positional_embedding_type == "shortformer":
         raise UnsupportedArchitecture(
             f"layer {layer}: positional_embedding_type='shortformer' is not supported: it adds positions to the input "
             "of queries and keys but not to the residual stream, so a score is bilinear in stream + positions and not "
-            "in the stream"
+            "in the stream. Take another model"
         )
     require_unclipped(getattr(cfg, "clip_qkv", None), layer)
     block = model.blocks[layer]
@@ -60,7 +62,10 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return (b_O, norm after the attention, 1.0) of a layer; 1.0 is the factor on what attention and MLP add."""
+    """Return (b_O, norm after the attention, 1.0) of layer `layer` of a HookedTransformer (`model`).
+
+    b_O: bias after W_O. 1.0 is the factor on what attention and MLP add; only models in a bridge have another factor.
+    """
     block, cfg = model.blocks[layer], model.cfg
     norm = block.ln1 if cfg.original_architecture in NORMS_BEHIND else block._modules.get("ln1_post")
     behind = NO_NORM if norm is None else read_normalization(norm, cfg, f"layer {layer}, norm behind the attention")
@@ -68,7 +73,8 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
 
 
 def read_mlp_input(model: Any, layer: int) -> MlpInput:
-    """Return the hook point that shows a layer's MLP input, and the norm between the residual stream and that point.
+    """Return an `MlpInput` for layer `layer` of a HookedTransformer (`model`): `.point`, the hook point that shows the
+    MLP's input, and `.norm`, the norm between the residual stream and that point.
 
     `ln2.hook_normalized` comes before gain and bias of `ln2`, so the returned norm has neither. Raises
     UnsupportedArchitecture if no hook point shows the input.
@@ -80,13 +86,15 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
     if not cfg.use_hook_mlp_in:
         raise UnsupportedArchitecture(
             f"layer {layer}: the MLP reads the residual stream without a norm, and a HookedTransformer has a hook "
-            "point there only after model.set_use_hook_mlp_in(True)"
+            "point there only after model.set_use_hook_mlp_in(True): call it first"
         )
     return MlpInput("hook_mlp_in", NO_NORM)
 
 
 def final_normalization(model: Any) -> Normalization:
-    """Return the norm before the unembedding; `NO_NORM` if the model has none."""
+    """Return the norm before the unembedding of a HookedTransformer (`model`) as a `Normalization`; `NO_NORM` if it has
+    none.
+    """
     if not hasattr(model, "ln_final"):
         return NO_NORM
     return read_normalization(model.ln_final, model.cfg, "final norm")
@@ -95,19 +103,29 @@ def final_normalization(model: Any) -> Normalization:
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the layer's stored, scaled (cos, sin), each [pos, rotary_dim]. `captured` is not used."""
+    """Return the stored, scaled (cos, sin) of layer `layer` of a HookedTransformer with rotary positions (`model`),
+    each [n_positions, rotary_dim].
+
+    `captured` is not used.
+    """
     attention = model.blocks[layer].attn
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
 
 
 def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
-    """Return a bool tensor [query, key]: which keys the layer's own mask lets each query see."""
+    """Return a bool tensor [query, key] for a prompt of `n_positions` tokens: True where the mask of layer `layer` lets
+    the query see the key.
+    """
     seen, attention = torch.ones(n_positions, n_positions, dtype=torch.bool).tril(), model.blocks[layer].attn
     return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
-    """Return a bool tensor of the shape of `scores`: True where the layer's mask lets the query see the key."""
+    """Return a bool tensor of the shape of `scores`: True where the mask of layer `layer` of a HookedTransformer
+    (`model`) lets the query see the key.
+
+    scores: some or all scores that the layer's hook point shows. They show the mask by their values.
+    """
     return scores > torch.finfo(scores.dtype).min / 2  # masked ones are -inf
 
 
@@ -128,7 +146,7 @@ def frequency_switch(model: Any, n_positions: int) -> int | None:
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
-    """Run the model on `tokens` [batch, pos] and return its key/value cache."""
+    """Run the model on `tokens` [batch, pos] and return its key/value cache, an object of TransformerLens."""
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
     cache = TransformerLensKeyValueCache.init_cache(model.cfg, tokens.device, len(tokens))
@@ -138,7 +156,7 @@ def prefill_cache(model: Any, tokens: Tensor) -> Any:
 
 
 def joined_caches(caches: list[Any]) -> Any:
-    """Return one cache with the rows of all caches."""
+    """Return one key/value cache of TransformerLens with the rows of all caches."""
     entries = [
         replace(of_layer[0], past_keys=torch.cat([entry.past_keys for entry in of_layer]),
                 past_values=torch.cat([entry.past_values for entry in of_layer]))
@@ -154,7 +172,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
-    """Return logits of `tokens` that continue cached prompts.
+    """Return logits [rows, pos, d_vocab] of `tokens` [rows, pos] that continue cached prompts, from a run of `model`.
 
     cache: a key/value cache; it is not changed.
     rows: for each row of `tokens`, the row of the cache that it continues.
@@ -173,21 +191,26 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive
 
 
 def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
-    """Return a norm module as a `Normalization`. where: layer and role, for messages.
+    """Return a norm module of TransformerLens as a `Normalization`.
 
-    Raises UnsupportedArchitecture if the norm cannot be folded into weights.
+    cfg: the model's config. where: layer and role, for messages. Raises UnsupportedArchitecture if the norm cannot be
+    folded into weights.
     """
     # By class, not by the config, because the final norm may be of another kind than the other norms.
     kind = _NORM_KINDS.get(type(norm).__name__.removesuffix("Pre"))
     if kind is None:
         raise UnsupportedArchitecture(
-            f"{where}: {type(norm).__name__} is not a norm that can be folded; LayerNorm and RMSNorm are supported"
+            f"{where}: {type(norm).__name__} is not a norm that can be folded; LayerNorm and RMSNorm are supported: "
+            "take another model"
         )
     return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))
 
 
 def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
-    """Return the norm of queries or keys from its module, None without one."""
+    """Return the norm of queries or keys as a `QueryKeyNorm`, from its module; None without one.
+
+    cfg: the model's config.
+    """
     if norm is None:
         return None
     over_heads = not cfg.use_qk_norm
@@ -196,7 +219,7 @@ def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
 
 
 def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
-    """Return the rotary geometry of an attention module, None without rotary positions."""
+    """Return the rotary geometry of an attention module, None without rotary positions. cfg: the model's config."""
     if cfg.positional_embedding_type != "rotary":
         return None
     cos, sin, limit = attention.rotary_cos, attention.rotary_sin, _rotary_limit(cfg)
@@ -216,5 +239,7 @@ def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
 
 
 def _rotary_limit(cfg: Any) -> int | None:
-    """Return the prompt length up to which rotary frequencies do not change (Qwen 1); None if they never change."""
+    """Return the prompt length up to which the rotary frequencies of a model with the config `cfg` do not change (Qwen
+    1); None if they never change.
+    """
     return cfg.train_seq_length if getattr(cfg, "use_dynamic_ntk_rope", False) else None

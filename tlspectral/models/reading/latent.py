@@ -30,7 +30,7 @@ class HeadInputs(NamedTuple):
     """Queries or keys of all heads before norm and rotation.
 
     projected: the queries or keys.
-    token_scale: factor of the norm on each column; None if it is computed from `projected`.
+    token_scale: factor of the norm (1/rms of the latent) on each column; None if the norm computes it from `projected`.
     """
 
     projected: Float[Tensor, "*batch rows heads d_head"]
@@ -39,16 +39,17 @@ class HeadInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Latent(Castable):
-    """A projection through a latent: x W_D + bias, of which the norm and W_U use the first `rank` columns.
+    """A projection through a latent: x W_D + bias, then the norm, then W_U of each head.
 
-    All heads share the remaining columns unchanged: the keys that rotate.
+    Norm and W_U act on the first `rank` columns of x W_D. The remaining columns, the keys that rotate, skip both and
+    are the same for all heads.
 
     Attributes:
-        down: W_D; its last columns skip the norm and W_U.
+        down: W_D, which projects the residual stream down to the latent and to the columns that rotate.
         bias: bias of W_D, None without one.
         gain: gain of the latent's norm, None without one.
         eps: eps of the latent's norm.
-        up: W_U of each head.
+        up: W_U of each head, which projects the latent up to the head's columns.
         family: class name of the attention, for messages.
         measured_scale: mean 1/rms of the latent on real tokens, used in M. None: 1/rms for white input.
     """
@@ -65,7 +66,7 @@ class Latent(Castable):
 
     @property
     def rank(self) -> int:
-        """Number of columns of the latent."""
+        """Number of columns of the latent, to which the norm and W_U apply."""
         return self.up.shape[1]
 
     @property
@@ -75,25 +76,30 @@ class Latent(Castable):
 
     @property
     def white_scale(self) -> Float[Tensor, ""]:
-        """1/rms of the latent for white input (covariance I): sqrt(rank) / ||W_D||, for W_D as `behind` returns it.
+        """1/rms of the latent for white input (covariance I): sqrt(rank) / ||W_D||, a tensor with one number.
 
-        W_D's own scale is arbitrary because the norm removes it. The product of W_D and 1/rms does not depend on it.
+        The gain of the norm before W_D has to be folded into W_D first (`behind`). W_D's own scale is arbitrary because
+        the norm removes it. The product of W_D and 1/rms does not depend on it.
         """
         return math.sqrt(self.rank) / torch.linalg.matrix_norm(self.down[:, : self.rank])
 
     def of_heads(self, heads: list[int] | slice) -> "Latent":
-        """Return the latent with W_U of these heads only, in the given order."""
+        """Return a new `Latent` with the projection W_U of only these heads (indices or a slice), in the given order.
+
+        The other tensors are shared with this object.
+        """
         return replace(self, up=self.up[heads])
 
     def behind(self, norm: Normalization) -> "Latent":
-        """Return a `Latent` with gain and bias of the norm before it folded into W_D and the bias of W_D."""
+        """Return a new `Latent` with gain and bias of the input norm `norm` folded into W_D and the bias of W_D."""
         bias = folded_bias(self.down[None], self.bias_or_zero[None], norm)[0]
         return replace(self, down=folded_weight(self.down[None], norm)[0], bias=bias)
 
     def projection(self) -> Float[Tensor, "heads d_model d_head"]:
-        """Return the whole projection W_D g W_U of each head, followed by the rotating columns; differentiable.
+        """Return each head's projection from the residual stream: W_D g W_U, then rotating columns; differentiable.
 
-        W_D projects down to the latent, g is the gain of its norm, and W_U projects up to each head.
+        W_D projects down to the latent, g is the gain of its norm, and W_U projects up to each head. The norm's 1/rms
+        is left out.
         """
         return self.by_head(self.down)
 
@@ -105,9 +111,10 @@ class Latent(Castable):
         return replace(self, down=self.down[:, : self.rank], bias=None, up=up).projection()
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_K, its latent columns times `measured_scale` (default: `white_scale`); W_Q is returned unchanged.
+        """Return W_K with its latent columns times 1/rms of the latent: `measured_scale`, or by default `white_scale`.
 
-        W_Q needs no factor because its whole query is scaled by one number per token.
+        weight: W_K or W_Q of some heads. W_Q is returned unchanged, because its whole query is scaled by one number per
+        token.
         """
         columns = self.up.shape[2]
         if weight.shape[2] == columns:
@@ -116,9 +123,10 @@ class Latent(Castable):
         return torch.cat([weight[..., :columns] * scale, weight[..., columns:]], dim=-1)
 
     def scale_of(self, latents: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch rows heads d_head"]:
-        """Return the norm's factor 1/rms of latents, repeated for each column of each head.
+        """Return the norm's factor 1/rms of each token's latent, repeated for each column of each head.
 
-        It is 1 for the columns that skip the norm (the rotating keys).
+        latents: the output of W_D before the norm. The factor is 1 for the columns that skip the norm (the rotating
+        keys).
         """
         scale = (latents[..., : self.rank].square().mean(-1) + self.eps).rsqrt()
         unscaled = latents.new_ones(*scale.shape, latents.shape[-1] - self.rank)
@@ -126,7 +134,10 @@ class Latent(Castable):
         return columns[..., None, :].expand(*scale.shape, len(self.up), columns.shape[-1])
 
     def inputs(self, captured: Float[Tensor, "*batch rows width"]) -> HeadInputs:
-        """Return `HeadInputs` of all heads from captured latents, which are the output of W_D before the norm."""
+        """Return queries or keys of all heads as `HeadInputs`.
+
+        captured: the latents of a run, the output of W_D before the norm.
+        """
         latents = widened(captured)
 
         def alike(value: Tensor) -> Tensor:
@@ -139,15 +150,21 @@ class Latent(Castable):
         )
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
-        """Raise UnsupportedArchitecture: the norm acts on latents, so it cannot be computed from queries or keys."""
+        """Raise UnsupportedArchitecture: the norm acts on latents, so its 1/rms cannot be computed from `x`, the
+        queries or keys.
+        """
         raise UnsupportedArchitecture(
-            f"latent attention ({self.family}): its norm acts on latents, and only queries or keys of heads were given"
+            f"latent attention ({self.family}): its norm acts on latents, and only queries or keys of heads were "
+            "given: take a model without latent attention"
         )
 
     def applied(
         self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads d_head"] | None = None
     ) -> Float[Tensor, "*batch heads d_head"]:
-        """Return queries or keys times `token_scale`, the 1/rms of their latents. The gain is in W_U already."""
+        """Return the queries or keys `x` times `token_scale`, the 1/rms of their latents. The gain is in W_U already.
+
+        Without `token_scale` an UnsupportedArchitecture is raised, because it cannot be computed from `x`.
+        """
         return x * (self.token_scale(x) if token_scale is None else token_scale)
 
     def by_head(self, rows: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch heads rows d_head"]:
@@ -163,8 +180,10 @@ class Latent(Castable):
 def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], layer: int) -> dict[str, Any]:
     """Return weights and norms of a latent attention, as a dict from field of `RawAttention` to value.
 
-    W_Q, W_K and W_V are W_U of each head. wrapped: the attention module. read_norm: function of a norm module, with
-    `shape` and `where` (used in messages), that returns a `Normalization`.
+    W_Q, W_K and W_V are W_U of each head, which projects up from the latent.
+
+    wrapped: the attention module of transformers. read_norm: function of (norm module, shape of its gain, place for
+    messages) that returns a `Normalization`. layer: for messages.
     """
     family = type(wrapped).__name__
     heads, content = wrapped.num_heads, wrapped.qk_nope_head_dim
@@ -185,34 +204,44 @@ def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], la
 
 
 def weight_by_head(weight: Float[Tensor, "rows width"], heads: int) -> Float[Tensor, "heads width d_head"]:
-    """Return a projection's weight split by head and transposed, so that rows multiply it from the left."""
+    """Return the weight of a projection by head, as a view, transposed so that rows multiply it from the left. heads:
+    number of heads.
+    """
     return rearrange(weight, "(head d_head) width -> head width d_head", head=heads)
 
 
 def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization], where: str) -> Normalization:
-    """Return the norm of a latent.
+    """Return the norm of a latent as a `Normalization`, from its module.
 
-    Raises UnsupportedArchitecture unless it is an RMS norm without bias and the latent's rank is not 0.
+    rank: number of columns of the latent. read_norm: function that reads a norm module. where: layer and role, for
+    messages. Raises UnsupportedArchitecture unless it is an RMS norm without bias and the rank is not 0.
     """
     if rank == 0:
-        raise UnsupportedArchitecture(f"{where}: the latent has rank 0, so no head can be read from it")
+        raise UnsupportedArchitecture(
+            f"{where}: the latent has rank 0, so no head can be read from it: take another model"
+        )
     norm = read_norm(getattr(module, "original_component", module), shape=(rank,), where=where)
     if norm.kind != "RMS" or norm.bias is not None:
         raise UnsupportedArchitecture(
             f"{where}: found a {norm.kind} norm{'' if norm.bias is None else ' with bias'}; only an RMS norm without "
-            "bias is supported, because otherwise scores have terms that are not in M"
+            "bias is supported, because otherwise scores have terms that are not in M. Take another model"
         )
     return norm
 
 
 def adjacent_pairs(wrapped: Any) -> bool:
-    """Return True if the attention rotates column pairs (0, 1), (2, 3), ...: some latent attention, and Llama 4."""
+    """Return True if `wrapped`, an attention module of transformers, rotates columns (0, 1), (2, 3), ... as pairs.
+
+    Some latent attention does, and Llama 4.
+    """
     stated = hasattr(wrapped, "kv_b_proj") and bool(getattr(wrapped.config, "rope_interleave", False))
     return special_attention(wrapped).adjacent_pairs or stated
 
 
 def complex_tables(module: Any, n_positions: int) -> tuple[Tensor, Tensor]:
-    """Return the scaled (cos, sin), each [pos, pairs], of a rotary module that computes complex numbers."""
+    """Return (cos, sin), each [n_positions, pairs], scaled, of `module`, a rotary module of transformers that computes
+    complex numbers.
+    """
     # In the type that the module computes in.
     angles = torch.arange(n_positions, device=module.inv_freq.device)[:, None].float() * module.inv_freq.float()
     return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling

@@ -21,7 +21,7 @@ from tlspectral.models.reading.norms import Normalization, QueryKeyNorm, double,
 class LayerSettings:
     """Everything about an attention layer except its projections.
 
-    norm: input norm.
+    norm: norm between the residual stream and the attention's input.
     q_norm, k_norm: norms of queries and keys, or the latents that they are projected from; None without one.
     score_scale: factor on the product of query and key.
     softcap: bound on scores; None without one.
@@ -30,7 +30,7 @@ class LayerSettings:
     ever is.
     selected_keys: in longer prompts an indexer picks this many keys for each query (GLM 5); None without an indexer.
     v_norm: norm of values (Gemma 4). What a head writes is then linear in the stream up to a factor per token.
-    keys_are_values: values are the keys before norm and rotation (some layers of Gemma 4).
+    keys_are_values: True if values are the keys before norm and rotation (some layers of Gemma 4).
     """
 
     norm: Normalization
@@ -48,9 +48,10 @@ class LayerSettings:
     __repr__ = one_line
 
     def inputs(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> HeadInputs:
-        """Return queries or keys by head, before query/key norm and rotation.
+        """Return queries or keys by head, before query/key norm and rotation, as `HeadInputs`.
 
-        captured: activation at the hook point of queries or keys.
+        what: "query" or "key". captured: activation at the hook point of queries or keys: the latents, in latent
+        attention.
         """
         norm = self.q_norm if what == "query" else self.k_norm
         if isinstance(norm, Latent):
@@ -60,9 +61,10 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from the activation at their hook point.
+        """Return values by head from `captured`, the activation at their hook point, after a norm of values if there is
+        one.
 
-        In latent attention this point shows each head's keys, then its values.
+        In latent attention this point shows each head's keys, then its values; only the values are returned.
         """
         if not isinstance(self.k_norm, Latent):
             return captured if self.v_norm is None else self.v_norm.applied(captured)
@@ -72,19 +74,23 @@ class LayerSettings:
     def normed(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> Float[Tensor, "*by_head"]:
         """Return queries or keys by head after their norm (if any) and before rotation, in float32 or wider.
 
-        captured: activation at the hook point of queries or keys.
+        what: "query" or "key". captured: activation at the hook point of queries or keys.
         """
         x, scale = self.inputs(what, widened(captured))
         norm = self.q_norm if what == "query" else self.k_norm
         return x if norm is None else norm.applied(x, scale)
 
     def without_weights(self) -> "LayerSettings":
-        """Return the settings without weights, which may be copies."""
+        """Return a new `LayerSettings` with the fields of this object, without projections such as W_Q, which a
+        subclass adds.
+        """
         return LayerSettings(**{field.name: getattr(self, field.name) for field in fields(LayerSettings)})
 
     @property
     def valid_up_to(self) -> int | None:
-        """Prompt length up to which rotary frequencies and score scale do not change; None if they never change."""
+        """Prompt length in tokens up to which rotary frequencies and scale of scores stay the same; None without a
+        limit.
+        """
         limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -93,7 +99,8 @@ class LayerSettings:
 class RawAttention(LayerSettings):
     """The parameters of an attention layer as the model holds them, before any folding.
 
-    Order of axes as in TransformerLens: `q = x @ W_Q + b_Q`.
+    Order of axes as in TransformerLens: `q = x @ W_Q + b_Q`. It also has the fields of `LayerSettings`: norms, score
+    scale, softcap, ALiBi, rotary geometry.
 
     w_q, w_k, w_v: [heads or kv_heads, d_model, d_head]; [heads, rank, columns] if they read a latent.
     w_o: [heads, d_head, d_model].
@@ -116,7 +123,7 @@ class RawAttention(LayerSettings):
 
     @property
     def n_kv_receivers(self) -> int:
-        """Number of separate keys (and of values) in the layer: one per key/value head; 1 in latent attention."""
+        """Number of different keys per token in the layer: one per key/value head; 1 in latent attention."""
         return 1 if isinstance(self.k_norm, Latent) else len(self.w_k)
 
 
@@ -126,7 +133,7 @@ class OutputFactors:
 
     w_v: W_V with the input norm's gain folded in (centred for LayerNorm).
     w_o: W_O as stored.
-    storage_dtype: type in which the model stores them.
+    storage_dtype: type in which the model stores W_V.
     """
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
@@ -142,7 +149,12 @@ class AttentionLayer(LayerSettings):
 
     n is the normalised residual stream without gain and bias. For LayerNorm both weights are centred, so `W_Q W_K^T` is
     C M C, with C the projection that removes the mean ("Fingerprint, Not Blueprint", section 3). Keys are stored once
-    per key/value head.
+    per key/value head. It also has the fields of `LayerSettings`: norms, score scale, softcap, ALiBi, rotary geometry.
+
+    layer: number of the layer.
+    w_q, b_q: W_Q and b_Q of each query head.
+    w_k, b_k: W_K and b_K of each key/value head.
+    storage_dtype: type in which the model stores W_Q.
     """
 
     layer: int
@@ -154,22 +166,22 @@ class AttentionLayer(LayerSettings):
 
     @property
     def n_heads(self) -> int:
-        """Number of query heads."""
+        """Number of query heads of this layer."""
         return self.w_q.shape[0]
 
     @property
     def n_kv_heads(self) -> int:
-        """Number of key/value heads."""
+        """Number of key/value heads of this layer; fewer than query heads if these share keys."""
         return self.w_k.shape[0]
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream."""
+        """Width of the residual stream that this layer reads."""
         return self.w_q.shape[1]
 
     @property
     def d_head(self) -> int:
-        """Number of columns of a head."""
+        """Number of columns of a query or key of a head of this layer."""
         return self.w_q.shape[2]
 
     @property
@@ -179,7 +191,12 @@ class AttentionLayer(LayerSettings):
 
     @property
     def bilinear(self) -> Literal["exact", "up_to_token_scale", "up_to_content_scale", "softcapped"]:
-        """How the score depends on n M n^T, n the normalised stream; the column `bilinear` explains the four words."""
+        """How the score depends on n M n^T, with n the normalised stream; a column of the head table shows this word.
+
+        "exact": it is n M n^T with rotations, plus biases. "up_to_token_scale": a query/key norm adds a positive factor
+        per token. "up_to_content_scale": latent attention, whose norm adds a factor per token to the columns that do
+        not rotate. "softcapped": a tanh bounds the score.
+        """
         if self.softcap is not None:
             return "softcapped"
         if isinstance(self.k_norm, Latent):
@@ -187,16 +204,16 @@ class AttentionLayer(LayerSettings):
         return "exact" if self.q_norm is None else "up_to_token_scale"
 
     def kv_head(self, head: int) -> int:
-        """Return the index of the key/value head that a query head reads."""
+        """Return the index of the key/value head that the query head `head` reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def operator_factors(
         self,
     ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
-        """Return W_Q and W_K per query head, so that M = W_Q W_K^T; gains of query/key norms are folded in.
+        """Return (W_Q, W_K) of each query head, so that M = W_Q W_K^T; gains of query/key norms are folded in.
 
-        Shared keys are repeated. Latent columns of W_K carry the latent's 1/rms (`Latent.white_scale`, or measured).
-        W_Q of a spectral layer also carries its gain and phase.
+        Keys that query heads share are repeated. Latent columns of W_K carry the latent's 1/rms (`Latent.white_scale`,
+        or measured). W_Q of a layer with learnable rotary positions also carries its gain and phase.
         """
         w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
         w_k = self.w_k if self.k_norm is None else self.k_norm.folded_into(self.w_k)
@@ -207,7 +224,9 @@ class AttentionLayer(LayerSettings):
 
 
 def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
-    """Return all parameters that affect queries and keys, as a dict from role (for messages) to tensor or None."""
+    """Return all parameters in `raw` that affect queries and keys, as a dict from role (for messages, such as "W_Q") to
+    tensor or None.
+    """
     parameters = {
         "W_Q": raw.w_q,
         "b_Q": raw.b_q,
@@ -231,7 +250,8 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
 
 
 def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return the parameters that a layer's two hashes cover: first those of queries and keys, then W_V and W_O.
+    """Return two lists of parameters of the layer `raw`, for its two hashes: parameters of queries and keys; then [W_V,
+    W_O].
 
     Raises BadWeights for a weight on the meta device, for example if accelerate loads it only when it is used.
     """
@@ -245,7 +265,11 @@ def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | 
 
 
 def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
-    """Return the query and key weights of a layer in float64 on the CPU, input norm folded in. Raises BadWeights."""
+    """Return the query and key weights of the layer `raw` as an `AttentionLayer`: copies in float64 on the CPU, with
+    the input norm folded in.
+
+    layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
+    """
     for role, value in _query_key_parameters(raw).items():
         require_readable(value, f"layer {layer}, {role}")
     (w_q, b_q), (w_k, b_k) = (_fold(*projection(raw, what, double), raw.norm) for what in ("q", "k"))
@@ -257,9 +281,10 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
 
 
 def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return the value and output weights of a layer in float64 on the CPU, the input norm's gain folded into W_V.
+    """Return the value and output weights of the layer `raw` as `OutputFactors`: copies in float64 on the CPU, the
+    input norm's gain in W_V.
 
-    Raises BadWeights.
+    layer: the layer's number. Raises BadWeights for a weight that is quantised, NaN, infinite or without data.
     """
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
@@ -270,17 +295,21 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
-    """Yield each key/value group of a layer: the slice of its query heads, and a `RawAttention` of these heads.
+    """Yield (slice of its query heads, `RawAttention` of these heads and their key) for each key/value group of the
+    layer `raw`.
 
-    With groups, only one group at a time has to be in float64. M is the same as in the whole layer. Scores are not the
-    same if a query/key norm takes its mean over all heads.
+    The tensors are views. With groups, only one group at a time has to be in float64. M is the same as in the whole
+    layer. Scores are not the same if a query/key norm takes its mean over all heads.
     """
     for heads, key in _slices_of_groups(raw.w_q, raw.w_k):
         yield heads, _of_heads(raw, heads, key)
 
 
 def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[AttentionLayer, OutputFactors]]:
-    """Return the key/value groups of a folded layer with their values and outputs, as views of its tensors."""
+    """Return a list of (layer, output), one per key/value head, with only its weights and those of its query heads.
+
+    The tensors are views of the given ones.
+    """
     return [
         (
             replace(
@@ -298,13 +327,20 @@ def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[At
 
 
 def _slices_of_groups(w_q: Tensor, w_k: Tensor) -> list[tuple[slice, slice]]:
-    """Return for each key/value head two slices: of the query heads that read it, and of the key/value head itself."""
+    """Return a list with two slices for each key/value head: of the query heads that read it, and of the key/value head
+    itself.
+
+    w_q, w_k: W_Q and W_K, of which only the numbers of heads are read.
+    """
     size = len(w_q) // len(w_k)
     return [(slice(index * size, (index + 1) * size), slice(index, index + 1)) for index in range(len(w_k))]
 
 
 def _settings_of_heads(layer: LayerSettings, heads: list[int] | slice, keys: list[int] | slice) -> dict[str, Any]:
-    """Return the settings of a layer that differ by head, for some heads: a dict from field name to value."""
+    """Return the settings of a layer that differ by head, for some heads: a dict from field name to value.
+
+    heads: indices of query heads. keys: indices of their key/value heads.
+    """
     return {
         "q_norm": layer.q_norm and layer.q_norm.of_heads(heads),
         "k_norm": layer.k_norm and layer.k_norm.of_heads(keys),
@@ -314,7 +350,11 @@ def _settings_of_heads(layer: LayerSettings, heads: list[int] | slice, keys: lis
 
 
 def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | slice) -> RawAttention:
-    """Return a `RawAttention` with only these query heads and these key/value heads, in the given order."""
+    """Return a new `RawAttention` with only the query heads `heads` and the key/value heads `keys` of `raw`, in the
+    given order.
+
+    Slices give views of the tensors, lists of indices give copies.
+    """
     return replace(
         raw,
         w_q=raw.w_q[heads],
@@ -336,10 +376,11 @@ def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tens
 def projection(
     raw: RawAttention, what: Literal["q", "k", "v"], cast: Callable[[Tensor], Tensor]
 ) -> tuple[Float[Tensor, "heads d_model d_head"], Float[Tensor, "heads d_head"] | None]:
-    """Return W_Q, W_K or W_V from the normalised residual stream to each head, and its bias or None; differentiable.
+    """Return (weight, bias or None) of a projection of the layer `raw` from the normalised residual stream to each
+    head; differentiable.
 
-    cast: applied to each parameter. Through a latent, the weight includes the gain of the latent's norm but not its
-    factor per token.
+    what: "q", "k" or "v" for W_Q, W_K or W_V. cast: applied to each parameter. Through a latent, the weight includes
+    the gain of the latent's norm but not its factor per token. The bias of W_V is left out.
     """
     latent = raw.q_norm if what == "q" else raw.k_norm
     if isinstance(latent, Latent):
@@ -352,7 +393,9 @@ def projection(
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
-    """Return a projection's weight and bias with the input norm folded in, in float64."""
+    """Return (weight, bias) of a projection as new tensors in float64, with gain and bias of the input norm `norm`
+    folded in.
+    """
     norm = norm.as_(double)
     return folded_weight(weight, norm), folded_bias(weight, bias, norm)
 
@@ -360,7 +403,8 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
 class LiveFactors(NamedTuple):
     """W_Q and W_K of some query heads, connected to the model's parameters for gradients, and their rotary geometry.
 
-    Both are on the model's device, in the stored type but at least float32. Shared keys are repeated.
+    w_q, w_k: W_Q and W_K, on the model's device, in the stored type but at least float32. Shared keys are repeated.
+    rotary: geometry of the rotary pairs, None without rotary positions.
     """
 
     w_q: Float[Tensor, "heads d_model d_head"]
@@ -369,10 +413,12 @@ class LiveFactors(NamedTuple):
 
 
 def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-    """Return W_Q and W_K of some heads (None: all) as differentiable functions of the model's parameters.
+    """Return W_Q and W_K of some heads of the layer `raw` as differentiable functions of the model's parameters, with
+    the rotary geometry: a `LiveFactors` (`.w_q`, `.w_k`, `.rotary`).
 
-    folded: True folds norms in, as `fold_attention` and `operator_factors` do. Raises BadWeights for meta or quantised
-    weights. NaN and infinities are not looked for, because in a training step that would take as long as the products.
+    layer: its number, for messages. heads: indices of query heads; None: all. folded: True folds in the norms of the
+    input and of queries and keys. Raises BadWeights for meta or quantised weights. NaN and infinities are not looked
+    for, because in a training step that would take as long as the products.
     """
     for role, value in _query_key_parameters(raw).items():
         _require_floating(value, f"layer {layer}, {role}")
@@ -396,7 +442,10 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
 
 
 def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
-    """Raise ValueError if a prompt has more tokens than the length up to which queries have one score scale."""
+    """Raise ValueError if a prompt is longer than the length up to which the layer has one score scale for all queries.
+
+    index: the layer's number, for the message. n_positions: tokens of the prompt.
+    """
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
         raise ValueError(
@@ -407,7 +456,10 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 
 
 def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice: str) -> None:
-    """Raise ValueError if a prompt has more tokens than the keys that an indexer picks. advice: end of the message."""
+    """Raise ValueError if a prompt has more tokens than the keys that an indexer of one of `layers` picks for a query.
+
+    n_positions: tokens of the prompt. advice: end of the message.
+    """
     selected = min((layer.selected_keys for layer in layers if layer.selected_keys is not None), default=n_positions)
     if n_positions > selected:
         raise ValueError(
@@ -417,7 +469,10 @@ def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice:
 
 
 def require_own_projections(layer: LayerSettings, index: int, reason: str | None = None) -> None:
-    """Raise UnsupportedArchitecture if a layer's values are its keys; with a `reason`, also for latent attention."""
+    """Raise UnsupportedArchitecture if a layer's values are its keys; with a `reason`, also for latent attention.
+
+    index: the layer's number. reason: why latent attention is not supported, the end of its message.
+    """
     if layer.keys_are_values:
         raise UnsupportedArchitecture(
             f"layer {index}: its values are its keys before norm and rotation, so keys and values cannot be treated "
@@ -428,18 +483,21 @@ def require_own_projections(layer: LayerSettings, index: int, reason: str | None
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Raise UnsupportedArchitecture if a layer clips queries and keys at a limit (OLMo 1.7, MPT); None: no limit."""
+    """Raise UnsupportedArchitecture if a layer clips queries and keys at a limit (OLMo 1.7, MPT).
+
+    limit: None passes.
+    """
     if limit is not None:
         raise UnsupportedArchitecture(
             f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are not bilinear in the "
-            "residual stream: such models are not supported"
+            "residual stream: such models are not supported, take another model"
         )
 
 
 def require_readable(value: Tensor | None, where: str) -> None:
-    """Raise BadWeights if a weight has no data (meta device), is quantised, or contains NaN or infinity.
+    """Raise BadWeights if the weight `value` has no data (meta device), is quantised, or contains NaN or infinity.
 
-    where: layer and role, the beginning of the message. None passes.
+    where: layer and role, the beginning of the message. A `value` of None passes.
     """
     _require_floating(value, where)
     # A NaN makes both NaN. The extremes take a twentieth of the time of isfinite on every value.
@@ -449,7 +507,10 @@ def require_readable(value: Tensor | None, where: str) -> None:
 
 
 def _require_floating(value: Tensor | None, where: str) -> None:
-    """Raise BadWeights if a weight has no data (meta device) or is quantised."""
+    """Raise BadWeights if the weight `value` has no data (meta device) or is quantised. None passes.
+
+    where: layer and role, the beginning of the message.
+    """
     if value is None:
         return
     if value.device.type == "meta":

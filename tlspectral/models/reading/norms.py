@@ -20,7 +20,7 @@ _CENTRED_WITHIN = 8
 
 
 def double(value: Tensor) -> Tensor:
-    """Return a copy of a tensor in float64 on the CPU, never the model's own memory."""
+    """Return a copy of the tensor `value` in float64 on the CPU, never the model's own memory."""
     return value.detach().cpu().to(torch.float64, copy=True)
 
 
@@ -29,7 +29,10 @@ class Castable:
     """Base class of records that hold tensors and settings; `as_` makes a copy in another type."""
 
     def as_(self: _Record, cast: Callable[[Tensor], Tensor]) -> _Record:
-        """Return a copy of the record with `cast` applied to each of its tensors; records inside it are not changed."""
+        """Return a copy of the record with `cast` applied to each of its tensors, but not to records in it.
+
+        cast: function from tensor to tensor, such as `double`.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: cast(value) for name, value in values.items() if isinstance(value, Tensor)})
 
@@ -41,6 +44,7 @@ class Normalization(Castable):
     kind: "LN"; "RMS" (no mean is subtracted); "none" (identity).
     gain: factor that is applied (Gemma stores gain - 1); None if there is none or it is already folded into weights.
     bias: None if there is none or it is already folded.
+    eps: added to the variance.
     """
 
     kind: NormalizationKind
@@ -56,7 +60,7 @@ class Normalization(Castable):
         return x / self._root(x)
 
     def token_scale(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """Return the norm's factor 1 / sqrt(var + eps) for each token; 1 for kind "none"."""
+        """Return the norm's factor 1 / sqrt(var + eps) for each token of the input x; 1 for kind "none"."""
         return self.scale_of_centred(self.centred(x))
 
     def scale_of_centred(self, centred: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
@@ -68,7 +72,9 @@ class Normalization(Castable):
     def gradient(
         self, of_normalized: Float[Tensor, "*receivers batch pos width"], x: Float[Tensor, "batch pos width"]
     ) -> Float[Tensor, "*receivers batch pos width"]:
-        """Return the gradient at x from the gradient at `normalized(x)`, through the norm's transposed Jacobian."""
+        """Return the gradient at x from `of_normalized`, the gradient at `normalized(x)`: its product with the
+        transposed Jacobian.
+        """
         if self.kind == "none":
             return of_normalized
         scale, centred = self.token_scale(x)[..., None], self.centred(x)
@@ -80,6 +86,7 @@ class Normalization(Castable):
         return x - x.mean(-1, keepdim=True) if self.kind == "LN" else x
 
     def _root(self, centred: Tensor) -> Tensor:
+        """Return sqrt(mean(x^2) + eps) over the last axis, which stays with length 1. centred: x without its mean."""
         return (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
 
 
@@ -102,7 +109,10 @@ class MlpInput(NamedTuple):
 def folded_bias(
     weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
 ) -> Float[Tensor, "heads d_head"]:
-    """Return a projection's bias plus the projected bias of the norm before it; differentiable."""
+    """Return bias + norm.bias W: a projection's bias with the bias of the norm before it; differentiable.
+
+    weight: W of the projection. bias: None counts as zeros.
+    """
     folded = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
     return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
 
@@ -110,7 +120,10 @@ def folded_bias(
 def folded_weight(
     weight: Float[Tensor, "heads d_model d_head"], norm: Normalization
 ) -> Float[Tensor, "heads d_model d_head"]:
-    """Return a projection's weight times the gain of the norm before it, centred for LayerNorm; differentiable."""
+    """Return gain * W: the weight of a projection with the gain of the norm before it folded in; differentiable.
+
+    For LayerNorm the mean over d_model is subtracted too.
+    """
     if norm.gain is not None:
         # The type first: a gain read in float64 lies on the CPU where the device has no such type.
         weight = weight * norm.gain.to(weight.dtype).to(weight.device)[:, None]
@@ -139,7 +152,10 @@ class QueryKeyNorm(Castable):
     centred: bool = False
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
-        """Return 1/rms per token and head. x: queries or keys; of all heads if the mean runs over heads."""
+        """Return the norm's factor 1/rms per token and head.
+
+        x: queries or keys; of all heads if the mean runs over heads.
+        """
         mean = self._without_mean(x).square().mean(-1)
         if self.over_heads:
             mean = mean.mean(-1, keepdim=True).expand_as(mean)
@@ -153,14 +169,16 @@ class QueryKeyNorm(Castable):
         return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x.dtype).to(x.device)
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_Q or W_K times the gain; for a centred norm, the mean over a head's columns is removed first."""
+        """Return `weight` (W_Q or W_K) times the norm's gain as a new tensor; a centred norm first removes the mean
+        over a head's columns.
+        """
         weight = self._without_mean(weight)
         if self.gain is None:
             return weight
         return weight * self._gain_of(len(weight)).to(weight.dtype).to(weight.device)[..., None, :]
 
     def of_heads(self, heads: list[int] | slice) -> "QueryKeyNorm":
-        """Return the norm with the gains of these heads, in the given order.
+        """Return a new `QueryKeyNorm` with the gains of these heads (indices or a slice), in the given order.
 
         A mean over heads still needs all heads.
         """
@@ -169,7 +187,7 @@ class QueryKeyNorm(Castable):
         return replace(self, gain=self.gain[heads])
 
     def _without_mean(self, x: Tensor) -> Tensor:
-        """Return x minus the mean of its last axis if the norm is centred."""
+        """Return x minus the mean of its last axis if the norm is centred, else x itself."""
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def _gain_of(self, n_heads: int) -> Tensor:
@@ -181,7 +199,7 @@ class QueryKeyNorm(Castable):
 
 
 def is_centred(rows: Tensor, eps: float) -> bool:
-    """Return True if the mean over the last axis is zero in every row, up to rounding.
+    """Return True if the mean over the last axis is zero in every row of `rows`, up to rounding.
 
     eps: resolution of the stored type.
     """

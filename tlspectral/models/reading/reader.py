@@ -23,15 +23,21 @@ class Reader(Protocol):
     # --- weights of a layer ---
 
     def read_attention(self, model: Any, layer: int) -> RawAttention:
-        """Return the attention parameters of one layer as a `RawAttention`, as the model holds them."""
+        """Return the attention parameters of layer `layer` as a `RawAttention`: tensors of the model or views of them,
+        not folded.
+        """
         ...
 
     def read_output(self, model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-        """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of a layer."""
+        """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of layer `layer`
+        of `model`.
+        """
         ...
 
     def read_mlp_input(self, model: Any, layer: int) -> MlpInput:
-        """Return the hook point that shows a layer's MLP input, and the norm between the stream and that point."""
+        """Return, as `MlpInput`, the hook point of the MLP input of layer `layer` of `model` and the norm between
+        stream and point.
+        """
         ...
 
     def final_normalization(self, model: Any) -> Normalization:
@@ -43,22 +49,30 @@ class Reader(Protocol):
     def rotary_tables(
         self, model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the scaled (cos, sin) of a layer in a run, each [(batch,) pos, columns]; None without tables.
+        """Return the scaled (cos, sin) of layer `layer` of `model` in a run, each [(batch,) pos, columns]; None without
+        tables.
 
-        captured: activations of the run, from hook point name to tensor.
+        n_positions: tokens of the prompt. captured: activations of the run, from hook point name to tensor.
         """
         ...
 
     def frequency_switch(self, model: Any, n_positions: int) -> int | None:
-        """Return the largest prompt length below `n_positions` with other rotary frequencies past it, else None."""
+        """Return the largest prompt length below `n_positions` past which the model uses other rotary frequencies.
+
+        None if the frequencies do not change up to `n_positions`.
+        """
         ...
 
     def seen_keys(self, model: Any, layer: int, n_positions: int) -> Tensor:
-        """Return a bool tensor [query, key]: which keys each query may see, by causality and the layer's window."""
+        """Return a bool tensor [query, key] for a prompt of `n_positions` tokens: True for the keys that each query of
+        layer `layer` may see, by causality and the layer's window.
+        """
         ...
 
     def selected_keys(self, model: Any, layer: int) -> int | None:
-        """Return how many of the visible keys an indexer picks for each query; None without an indexer."""
+        """Return how many of the visible keys an indexer of layer `layer` picks for each query; None without an
+        indexer.
+        """
         ...
 
     def unmasked(self, model: Any, layer: int, scores: Tensor) -> Tensor:
@@ -75,7 +89,7 @@ class Reader(Protocol):
         ...
 
     def joined_caches(self, caches: list[Any]) -> Any:
-        """Return one cache with the rows of all caches; None if a layer keeps more than keys and values."""
+        """Return one key/value cache with the rows of all caches; None if a layer keeps more than keys and values."""
         ...
 
     def cache_bytes(self, cache: Any) -> int:
@@ -83,8 +97,10 @@ class Reader(Protocol):
         ...
 
     def continued_logits(self, model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
-        """Return logits of `tokens` that continue cached prompts.
+        """Return logits [rows, pos, d_vocab] of `tokens` [rows, pos] that continue cached prompts, from a run of
+        `model`.
 
+        cache: a key/value cache; it is not changed.
         rows: for each row of `tokens`, the row of the cache that it continues.
         alive: for each layer, how many rows it runs, counted from the first.
         """

@@ -50,11 +50,12 @@ def frequencies_of_tables(
     n_pairs: int,
     known: Frequencies | None = None,
 ) -> Frequencies:
-    """Return the rotary frequencies that produce these tables of cos and sin.
+    """Return the rotary frequencies that produce these tables of cos and sin, as `Frequencies` (`.theta`, `.scaling`,
+    `.mismatch`).
 
     cos, sin: row i is at position `compared_positions(...)[i]`; one column per pair, or two equal columns per pair.
-    known: expected frequencies. They are returned if they produce the tables, else frequencies are read from the
-    tables. If neither produces the tables, the result has a `mismatch`.
+    n_pairs: number of rotary pairs. known: expected frequencies. They are returned if they produce the tables, else
+    frequencies are read from the tables. If neither produces the tables, the result has a `mismatch`.
     """
     positions = compared_positions(_LAST + 1)[: len(cos)]
     resolution = _resolution(cos, sin)
@@ -72,14 +73,18 @@ def frequencies_of_tables(
     row, pair = divmod(int(excess.nan_to_num(torch.inf).argmax()), n_pairs)
     return tried[0]._replace(
         mismatch=f"its cos and sin do not turn pair {pair} by one angle per token (position {positions[row]} "
-        "shows it), so it has no rotary frequencies that could be read"
+        "shows it), so it has no rotary frequencies that could be read: take another model"
     )
 
 
 def _angle_per_token(
     cos: Float64[Tensor, "rows pairs"], sin: Float64[Tensor, "rows pairs"], positions: list[int], resolution: float
 ) -> Float64[Tensor, "pairs"]:
-    """Return radians per token of each pair: the angle at position 1, refined at 2, 4, 8, ... if tables are 16 bit."""
+    """Return radians per token of each pair, from tables `cos` and `sin`: the angle at position 1, refined at 2, 4, 8,
+    ... if tables are 16 bit.
+
+    positions: position of each row of the tables. resolution: relative rounding (eps) of the numbers in the tables.
+    """
     angles = torch.atan2(sin, cos)
     theta = angles[1]  # every theta in use is at most 1 radian
     for row, position in enumerate(positions):
@@ -90,7 +95,9 @@ def _angle_per_token(
 
 
 def _one_column_per_pair(table: Float64[Tensor, "rows columns"], n_pairs: int) -> Float64[Tensor, "rows pairs"]:
-    """Return a table of cos or sin with one column per rotary pair; NaN where the two columns of a pair differ."""
+    """Return a table of cos or sin with one column for each of `n_pairs` rotary pairs; NaN where the two columns of a
+    pair differ.
+    """
     if table.shape[1] == n_pairs:
         return table
     halves, neighbours = table.unflatten(1, (2, n_pairs)), table.unflatten(1, (n_pairs, 2)).mT
@@ -116,9 +123,11 @@ def frequencies_of_stored(
     n_pairs: int,
     known: Frequencies | None = None,
 ) -> Frequencies:
-    """Return `frequencies_of_tables` for whole tables that a module stores; remembered until the tables change.
+    """Return the rotary frequencies that produce whole tables of cos and sin, which a module stores.
 
-    holder: the module under which the result is remembered.
+    holder: the module; the result is remembered under it until the tables change. cos, sin: row i is position i.
+    n_pairs: number of rotary pairs. known: expected frequencies, or None. As `frequencies_of_tables`, which compares
+    some rows.
     """
     rows = _rows(len(cos)).to(cos.device)
     cos, sin = cos.detach()[rows], sin.detach()[rows]
@@ -130,11 +139,13 @@ def frequencies_of_stored(
 def frequencies_of_module(
     module: Any, layer_type: str | None, known: Frequencies, n_positions: int, d_head: int
 ) -> Frequencies:
-    """Return the frequencies by which a rotary module rotates prompts of at most `n_positions` tokens.
+    """Return the frequencies by which a rotary module rotates prompts of at most `n_positions` tokens, as
+    `Frequencies`.
 
-    The module's own forward is called on a copy with its own buffers. The result is remembered until the module
-    changes. `known` is returned if the module cannot be called with positions, or does not return tables of cos and
-    sin.
+    module: of transformers; it is not changed. layer_type: passed to its forward; None if all layers have one type.
+    known: the frequencies that its attributes state; they are returned if its tables agree, if it cannot be called with
+    positions, or if it does not return tables of cos and sin. d_head: width of the input it is called with. The
+    module's own forward is called on a copy with its own buffers. The result is remembered until the module changes.
     """
     n_pairs = len(known.theta)
 
@@ -149,9 +160,9 @@ def frequencies_of_module(
 
 
 def _remembered(holder: Any, name: str | None, state: Any, make: Callable[[], Frequencies]) -> Frequencies:
-    """Return `make()` for a module, from memory while `state` is the same.
+    """Return `make()` for a module, or the result that was remembered for it while `state` is the same.
 
-    name: distinguishes results of one module.
+    holder: the module. name: distinguishes results of one module. state: value that is compared by `!=`.
     """
     kept = _compared.setdefault(holder, {})
     if name not in kept or kept[name][0] != state:
@@ -162,12 +173,12 @@ def _remembered(holder: Any, name: str | None, state: Any, make: Callable[[], Fr
 
 @cache
 def _rows(n_positions: int) -> Int64[Tensor, "rows"]:
-    """Return `compared_positions` as a tensor of integers."""
+    """Return the positions below `n_positions` at which tables are compared, as a tensor of integers."""
     return torch.tensor(compared_positions(n_positions))
 
 
 def _state_of(module: Any) -> Iterator[Any]:
-    """Yield everything that determines a module's tables: its code, its numbers, its buffers and parameters."""
+    """Yield everything that determines a rotary module's tables: its code, its numbers, its buffers and parameters."""
     for inner in module.modules():
         yield type(inner).forward, vars(inner).get("forward")
         yield {name: value for name, value in vars(inner).items() if isinstance(value, int | float | str)}
@@ -178,7 +189,9 @@ def _state_of(module: Any) -> Iterator[Any]:
 def _applied(module: Any, layer_type: str | None, n_positions: int, d_head: int) -> tuple[Tensor, Tensor] | None:
     """Return (cos, sin), each [rows, columns], that a module's forward computes at the compared positions.
 
-    None if the module cannot be called like this or returns something else.
+    module: rotary module of transformers. layer_type: passed to its forward unless None. n_positions: the positions are
+    below it (`compared_positions`). d_head: width of the input. None if the module cannot be called like this or
+    returns something else.
     """
     twin = copy.copy(module)  # frequencies that depend on the length are overwritten by a call
     vars(twin)["_buffers"] = {

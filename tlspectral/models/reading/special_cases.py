@@ -59,7 +59,7 @@ SPECIAL_ATTENTION: dict[str, SpecialAttention] = {
     "Exaone4Attention": SpecialAttention(rotates=lambda module: module.sliding_window is None or module.is_sliding),
     "FalconAttention": SpecialAttention(
         refused_alibi="Falcon with ALiBi; under eager attention, which shows scores, transformers adds the bias twice, "
-        "so its attention differs from the published model's"
+        "so its attention differs from the published model's: take a Falcon with rotary positions"
     ),
     "GPTNeoSelfAttention": SpecialAttention(score_scale=lambda module: 1.0),  # it does not divide its scores
     "Gemma3Attention": SpecialAttention(
@@ -91,11 +91,14 @@ _ORDINARY = SpecialAttention()
 
 
 def special_attention(wrapped: Any) -> SpecialAttention:
-    """Return the `SpecialAttention` of an attention module; without peculiarities if the table has no row for it."""
+    """Return the `SpecialAttention` (peculiarities) for the class of `wrapped`, an attention module of transformers.
+
+    Classes that are not in the table have no peculiarities.
+    """
     return _row(type(wrapped).__name__)
 
 
 @cache  # hooks ask at every pass
 def _row(name: str) -> SpecialAttention:
-    """Return the `SpecialAttention` for a class name."""
+    """Return the `SpecialAttention` for the class name of an attention module; default: no peculiarities."""
     return next((case for start, case in SPECIAL_ATTENTION.items() if name.startswith(start)), _ORDINARY)

@@ -12,7 +12,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
-from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture, not_a, shown
+from tlspectral.errors import kind_of as kind_of_argument
 from tlspectral.models.hooking.exclusive import modules_of
 from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
@@ -56,6 +57,8 @@ _marks = count()
 class AttentionView:
     """A model's attention layers, with the same methods for every backend. Weights are copied only on request.
 
+    `attention_view(model)` makes it, or `with measured(model) as view`.
+
     model: TransformerBridge or HookedTransformer; it is never changed.
     backend: "bridge" or "hooked".
     n_layers, d_model, d_vocab: sizes of the model.
@@ -85,12 +88,16 @@ class AttentionView:
 
     @property
     def reader(self) -> Reader:
-        """The module with the functions that read this kind of model."""
+        """The module with the functions that read this kind of model (`Reader`): for a bridge or for a
+        HookedTransformer.
+        """
         return READERS[self.backend]
 
     @property
     def _spectral_geometry(self) -> Callable[..., RotaryGeometry | None] | None:
-        """Function from layer to rotary geometry of a model with learnable rotary positions; None for other models."""
+        """The model's function from layer to rotary geometry if it has learnable rotary positions; None for other
+        models.
+        """
         return getattr(self.model, "spectral_geometry", None)
 
     @property
@@ -113,12 +120,16 @@ class AttentionView:
 
     @property
     def skipped(self) -> list[SkippedLayer]:
-        """Layers whose heads cannot be read, such as the state-space layers of a hybrid model."""
+        """Layers whose heads cannot be read, such as the state-space layers of a hybrid model: a list of `SkippedLayer`
+        (layer, kind, reason).
+        """
         return self._found[0]
 
     @cached_property
     def _found(self) -> tuple[list[SkippedLayer], dict[int, int]]:
-        """The layers whose heads cannot be read, and a dict from each other layer to its number of query heads."""
+        """A pair: the list of layers whose heads cannot be read (`SkippedLayer`), and a dict from each other layer to
+        its number of query heads.
+        """
         n_heads: dict[int, int] = {}
 
         def read(index: int) -> None:
@@ -128,13 +139,17 @@ class AttentionView:
 
     @cached_property
     def hook_points(self) -> dict[str, Any]:
-        """The hook points by name. They are looked up once, because a bridge collects them again at every request."""
+        """The hook points of the model, a dict from name to module.
+
+        A bridge collects the dict anew at every request; here it is collected once.
+        """
         return self.model.hook_dict
 
     def hooks_on(self, hooks: Iterable[Hook]) -> AbstractContextManager[None]:
-        """Place hooks on the model until the `with` block ends, as `placing.hooks_on` does.
+        """Place hooks on the model, for this thread only, until the `with` block ends.
 
-        hooks: (hook point name, function).
+        hooks: pairs of hook point name and function of (activation, hook point). Raises EditNotHonored if another
+        thread runs the model, or if a hook is removed early.
         """
         return hooks_on(self.model, self.hook_points, hooks)
 
@@ -150,7 +165,9 @@ class AttentionView:
 
     @cached_property
     def layers(self) -> list[int]:
-        """Indices of the layers whose heads can be read. Raises UnsupportedArchitecture if there are none."""
+        """Indices of the layers whose heads can be read, a sorted list. Raises UnsupportedArchitecture if there are
+        none.
+        """
         return read_layers(self.n_layers, self.skipped)
 
     @property
@@ -162,7 +179,8 @@ class AttentionView:
         return int(next((token for token in ids if token is not None), 0))
 
     def raw(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as a `RawAttention`, as the model holds them.
+        """Return the parameters of layer `index` as a `RawAttention` (`.w_q`, `.b_q`, `.norm`, ...): tensors of the
+        model or views of them, not folded.
 
         For a model with learnable rotary positions, the rotary geometry comes from its method `spectral_geometry`.
         Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read.
@@ -171,7 +189,11 @@ class AttentionView:
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def _stored(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as stored, from memory if `measured` is open."""
+        """Return the parameters of layer `index` as stored, a `RawAttention`; from `kept` if `measured` is open and has
+        read the layer before.
+
+        Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read.
+        """
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
         if self.kept is None:
@@ -182,17 +204,19 @@ class AttentionView:
         return self.kept[key]
 
     def layer(self, index: int) -> AttentionLayer:
-        """Return the query and key weights of one layer, norms folded in, in float64 on the CPU.
+        """Return the query and key weights of layer `index` as an `AttentionLayer`: copies in float64 on the CPU, norms
+        folded in.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_attention(self.raw(index), index)
 
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
-        """Return W_Q and W_K of some heads of a layer (None: all) with gradients to the model's parameters.
+        """Return a `LiveFactors` of some heads of a layer: `.w_q`, `.w_k` (with gradients to the model's parameters)
+        and `.rotary`, the rotary geometry.
 
-        folded: True folds norms in. Raises BadHead if the layer does not exist; UnsupportedArchitecture if it cannot be
-        read, or only as a copy without gradients.
+        index: the layer. heads: None for all. folded: True folds norms in. Raises BadHead if the layer does not exist;
+        UnsupportedArchitecture if it cannot be read, or only as a copy without gradients.
         """
         raw = self._stored(index)
         if folded and self._spectral_geometry is not None:
@@ -205,7 +229,8 @@ class AttentionView:
     def _require_gradient(self, weight: Tensor, index: int, role: str) -> None:
         """Raise UnsupportedArchitecture if a weight passes no gradient although the layer's attention is trainable.
 
-        A frozen parameter passes, and so does an attention without trainable parameters.
+        A frozen parameter passes, and so does an attention without trainable parameters. index: the layer. role: name
+        of the weight, such as "W_Q", for the message.
         """
         if weight.requires_grad or not torch.is_grad_enabled():
             return
@@ -219,23 +244,25 @@ class AttentionView:
             )
 
     def output(self, index: int) -> OutputFactors:
-        """Return the value and output weights of one layer, norms folded in, in float64 on the CPU.
+        """Return the value and output weights of layer `index` as `OutputFactors`: copies in float64 on the CPU, norms
+        folded in.
 
         Raises BadHead if the layer does not exist; UnsupportedArchitecture or BadWeights if it cannot be read.
         """
         return fold_output(self.raw(index), index)
 
     def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
-        """Return (b_O, norm after the attention, factor on what the layer adds) of a layer.
+        """Return (b_O, norm after the attention, factor on what the layer adds) of layer `index`.
 
-        b_O is None if the layer has none. Raises BadHead if the layer does not exist, UnsupportedArchitecture for an
-        unsupported norm.
+        b_O: bias after W_O, None without one. Raises BadHead if the layer does not exist, UnsupportedArchitecture for
+        an unsupported norm.
         """
         self._stored(index)
         return self.reader.read_output(self.model, index)
 
     def mlp_input(self, index: int) -> MlpInput | None:
-        """Return the hook point (full name) that shows a layer's MLP input, and the norm before it; None: no MLP.
+        """Return, as `MlpInput`, the hook point (`.point`, full name) of the MLP input of layer `index` and the norm
+        before it (`.norm`); None without an MLP.
 
         Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
         """
@@ -246,12 +273,14 @@ class AttentionView:
         return MlpInput(f"{name}.{point}", norm)
 
     def attention_factor(self, index: int) -> float:
-        """Return the factor from the activation at `attention_out` to what the layer adds; 1 except in Falcon-H1."""
+        """Return the factor from the activation at `attention_out` to what layer `index` adds to the stream; 1 except
+        in Falcon-H1.
+        """
         wrapped = getattr(self.blocks[index].module, "original_component", None)
         return float(getattr(wrapped, "attn_out_multiplier", 1.0))
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises BadHead if the layer does not exist."""
+        """Return the number of query heads of layer `index`. Raises BadHead if the layer does not exist."""
         known = self.__dict__.get("_found")  # one layer alone is read where not all have been
         return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
@@ -268,13 +297,16 @@ class AttentionView:
         return rotary
 
     def writes_more(self, index: int) -> bool:
-        """Return True if a layer has a writer besides heads and MLP: mixer (`"L2MIX"`) or MLP without hook point."""
+        """Return True if layer `index` has a writer besides heads and MLP: a mixer (`"L2MIX"`) or an MLP without hook
+        point.
+        """
         return writes_more(self.blocks[index].module)
 
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that a layer applied in a run, [(batch,) pos, columns]; None if it shows none.
 
-        captured: as `capture_until` returns it. Tables of a spectral layer are [(batch,) heads, pos, pairs].
+        index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook point name to
+        tensor. With learnable rotary positions the tables are [(batch,) heads, pos, pairs].
         """
         tables = self.reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
@@ -296,11 +328,15 @@ class AttentionView:
         return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
 
     def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
-        """Return the activation at `tokens_point` for these token ids, before hooks of the user: ids or embeddings."""
+        """Return the activation at `tokens_point` for the token ids `ids`, before hooks of the user: the ids or their
+        embeddings.
+        """
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return a dict from what passes a hook point of a layer to its name; `reading/blocks.py` has a picture."""
+        """Return a dict from what a hook point of layer `index` shows ("residual", "query", "z", "pattern", ...) to its
+        name ("blocks.0.attn.hook_q").
+        """
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
@@ -318,7 +354,7 @@ class AttentionView:
         return w_e
 
     def unembedding(self) -> tuple[Tensor, Normalization]:
-        """Return W_U [d_model, d_vocab] as stored, and the norm before it.
+        """Return W_U [d_model, d_vocab] as stored, and the norm before it as a `Normalization`.
 
         Raises UnsupportedArchitecture for an encoder.
         """
@@ -326,7 +362,7 @@ class AttentionView:
         return self.model.W_U, self.reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
+        """Return the SHA-256 (hex) of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
 
         Zero biases do not count, because TransformerLens 3.9 adds one to an unembedding that has none. The depth at
         which a bridge wraps a module does not count either.
@@ -341,10 +377,10 @@ class AttentionView:
         return kept_digest(self.model, tuple(weights), weights.values(), make, self.sums)
 
     def state(self) -> Hashable:
-        """Return a value that differs (`!=`) once the model's own forward pass can have changed.
+        """Return a value that differs (`!=`) from an earlier one if the model's forward pass can have changed.
 
-        It covers all parameters and buffers, compared as in `kept_digest`, and for each module its class and the
-        numbers, flags and strings of module and config. Hooks are not covered: see `acting_on`.
+        It covers all parameters and buffers, and for each module its class and the numbers, flags and strings of module
+        and config. Hooks are not covered: see `acting_on`.
         """
         modules = modules_of(self.model)
         tensors = {id(value): value for part in modules for held in (part._parameters, part._buffers)
@@ -358,7 +394,7 @@ class AttentionView:
         return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
 
     def ends_digest(self) -> str:
-        """Return the SHA-256 of embedding, unembedding and final norm as stored; of an encoder only the embedding's."""
+        """Return the SHA-256 (hex) of embedding, unembedding and final norm as stored; encoder: of the embedding."""
         w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
         ends = {"W_E": self.embedding(), "W_U": w_u, "final norm gain": norm.gain}
 
@@ -370,9 +406,11 @@ class AttentionView:
         return kept_digest(self.model, "ends", ends.values(), make, self.sums)
 
     def layer_digest(self, index: int) -> str:
-        """Return two SHA-256 of a layer as one text: of its queries and keys as stored, then of W_V and W_O.
+        """Return the two SHA-256 (hex) of layer `index`, joined: of its query and key weights as stored, then of W_V
+        and W_O.
 
-        Raises as `raw`, and BadWeights for a weight on the meta device.
+        Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read, BadWeights for a
+        weight on the meta device.
         """
         sides = enumerate(hashed_sides(self.raw(index)))
         return "".join(
@@ -380,12 +418,14 @@ class AttentionView:
         )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
-        """Return the dict for a table's `attrs`: `source`, and hashes of the weights of some layers (None: all).
+        """Return the origin of the model for a table's `attrs`: a dict with the entries of `source` (`model`,
+        `revision`, ...) and hashes of weights by layer.
 
         A layer's hash covers its attention weights, input norm, embedding, unembedding and final norm, as stored.
         Skipped layers have no hash, and neither has a model from which no head table can be made.
 
-        processing: True adds what TransformerLens' weight processing left, for tables whose numbers depend on it.
+        layers: None for all. processing: True adds two flags about TransformerLens' weight processing (`processing`),
+        for tables whose numbers depend on it.
         """
         try:
             ends = self.ends_digest()
@@ -410,7 +450,9 @@ class AttentionView:
         }
 
     def position_embedding(self) -> Tensor | None:
-        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None for other models."""
+        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, a view of the model's tensor; None
+        for other models.
+        """
         if self.model.cfg.positional_embedding_type != "standard":
             return None
         return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
@@ -419,24 +461,33 @@ class AttentionView:
 def attention_view(model: Any) -> AttentionView:
     """Return an `AttentionView`: the attention layers of a model, with the same methods for every kind of model.
 
-    Use it to look at single layers. To measure a model, open it by `measured`, which reads each layer only once.
+    Use it to look at weights of single layers. To measure a model, open it by `measured`, which reads each layer once.
 
     >>> import tlspectral as tls
-    >>> attention_view(tls.load_model("tiny-rope"))
+    >>> from tlspectral.models.reading import attention_view
+    >>> view = attention_view(tls.load_model("tiny-rope"))
+    >>> view
     AttentionView(tiny-rope, bridge: 2 layers, d_model 64, d_vocab 32, n_ctx 128)
+    >>> view.layer(0).w_q.shape
+    torch.Size([4, 64, 16])
 
     Args:
         model: TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
+    Returns:
+        The view, which reads weights when a method asks for them. `.layer(0)`: W_Q and W_K of layer 0, norms folded in,
+        in float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
+
     Raises:
-        TypeError: `model` is another object.
+        TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
         UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
             pass.
     """
     if getattr(model, "only_weights", False):
         raise TypeError(
-            f"{model} holds the files of weights for analyze_heads, not a model that runs: load it with load_model, "
-            "without weights='files'"
+            f"{shown(model)} holds the files of weights for analyze_heads, not a model that runs: load it with "
+            "load_model, without weights='files'"
         )
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
@@ -450,8 +501,9 @@ def attention_view(model: Any) -> AttentionView:
     elif hasattr(model, "blocks") and hasattr(model, "cfg") and hasattr(model, "run_with_hooks"):
         backend = "hooked"
     else:
+        mistaken = "" if kind_of_argument(model) in ("", "a model") else f"{not_a(model, 'a model')}; a "
         raise TypeError(
-            f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
+            f"{mistaken}{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
             "tlspectral.load_model(...), which takes a name or a model of transformers"
         )
     cfg = model.cfg
@@ -469,12 +521,13 @@ def attention_view(model: Any) -> AttentionView:
 def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
     """Open a model for a measurement: yield its `AttentionView`, which reads the weights of each layer only once.
 
-    Use it in a function that measures a model. Nothing in the block may change the weights.
+    Use it in a function of your own that measures a model. Nothing in the block may change the weights.
 
     >>> import tlspectral as tls
+    >>> from tlspectral.models.reading import measured
     >>> with measured(tls.load_model("tiny-rope")) as view:
-    ...     heads_by_layer(view, "L0")
-    {0: [0, 1, 2, 3]}
+    ...     view.layer(1).n_heads
+    4
 
     Args:
         model: TransformerBridge or HookedTransformer.
@@ -482,7 +535,15 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
             False if the measurement does not run the model, or if it is meant to include the hooks (as `evaluate`
             does).
 
-    Raises: as `attention_view`.
+    Returns:
+        A context manager that yields the `AttentionView`. `.layer(0)`: W_Q and W_K of layer 0, norms folded in, in
+        float64. `.raw(0)`: all weights as stored. `.source`: origin of the model, a dict. `.layers`: numbers of the
+        layers whose heads can be read.
+
+    Raises:
+        TypeError: `model` is another object, such as a model of transformers: give it to `load_model` first.
+        UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
+            pass.
     """
     view = attention_view(model)
     if report_hooks:
@@ -495,7 +556,7 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield an embedding in float64 in chunks along its vocabulary axis; it is never copied whole.
+    """Yield the embedding `weight` in float64 in chunks along its vocabulary axis; it is never copied whole.
 
     axis: the vocabulary axis. size: tokens of a chunk. The chunks are on the embedding's device if it has float64, else
     on the CPU, where products of a large vocabulary take minutes on one thread.
@@ -505,7 +566,7 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 
 
 def require_causal(view: AttentionView, why: str) -> None:
-    """Raise UnsupportedArchitecture for an encoder. why: the reason, for the message."""
+    """Raise UnsupportedArchitecture if the model in `view` is an encoder. why: the reason, the end of the message."""
     if not view.causal:
         raise UnsupportedArchitecture(
             f"{view.source['model']} is an encoder, in which tokens also see later tokens; a decoder is needed here: "
@@ -514,10 +575,11 @@ def require_causal(view: AttentionView, why: str) -> None:
 
 
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
-    """Return the chosen heads (None: all) as a dict from layer to heads, all sorted, without duplicates.
+    """Return the chosen heads as a dict from layer to a list of heads, all sorted, without duplicates.
 
-    view: an `AttentionView` or `WeightFiles`. heads: as in `Heads`; "L5" is every head of layer 5. Raises BadHead if a
-    layer or head does not exist, or if `heads` has none of the forms of `Heads`.
+    view: an `AttentionView` or `WeightFiles`. heads: names such as "L5H1", (layer, head), "L5" for every head of layer
+    5, or a list of these; None: all heads. Raises BadHead if a layer or head does not exist, or if `heads` has another
+    form.
     """
     if heads is None:
         return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
@@ -540,6 +602,10 @@ def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
 
 
 def one_head(view: Any, head: Head) -> tuple[int, int]:
-    """Return (layer, head) of one head, both counted from 0. Raises BadHead as `heads_by_layer`."""
+    """Return (layer, head) of one head, both counted from 0.
+
+    view: an `AttentionView` or `WeightFiles`. head: a name such as "L5H1", or (layer, head). Raises BadHead if it does
+    not exist.
+    """
     [(layer, [index])] = heads_by_layer(view, [head_pair(head)]).items()
     return layer, index

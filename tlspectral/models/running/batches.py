@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from tlspectral.containers import are_columns
-from tlspectral.errors import warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.given import numbers, whole
 
@@ -52,7 +52,7 @@ class PackedTokens:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The entry `prompt_notes` for a table's `attrs`, as a dict; empty without notes."""
+        """The notes for a table's `attrs`: {"prompt_notes": {name: value, ...}}, or {} without notes."""
         return {"prompt_notes": {note.name: note.value for note in self.notes}} if self.notes else {}
 
     @property
@@ -72,15 +72,16 @@ class PackedTokens:
 
 
 def even_rows(tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Return sequences of one length as a `PackedTokens` without padding."""
+    """Return `tokens`, sequences of one length, as a `PackedTokens` without padding."""
     return PackedTokens(tokens.long(), torch.full((len(tokens),), tokens.shape[1]))
 
 
 def attention_positions(lengths: Int[Tensor, "sequences"], attention: Any) -> Int[Tensor, "sequences 2"] | None:
     """Return the query and key position of each sequence, counted from its first token; None for None.
 
-    attention: (query, key) for all sequences, or one such pair per sequence. Raises as `positions_in`, and ValueError
-    if a key comes after its query.
+    lengths: tokens of each sequence. attention: (query, key) for all sequences, or one such pair per sequence; negative
+    positions count from the end. Raises ValueError for a position outside a sequence or a key that comes after its
+    query, TypeError for anything but whole numbers.
     """
     if attention is None:
         return None
@@ -100,15 +101,15 @@ def attention_positions(lengths: Int[Tensor, "sequences"], attention: Any) -> In
 def position_of(prompts: PackedTokens, at: Any, what: str = "at") -> Int[Tensor, "sequences"]:
     """Return one position for each sequence, counted from its first token.
 
-    at: name of a position of the task; one position for all sequences; or one per sequence. Negative positions count
-    from the end. what: name of the argument, for messages. Raises ValueError for a name that the task does not have,
-    and as `positions_in`.
+    prompts: the sequences. at: name of a position of the task; one position for all sequences; or one per sequence.
+    Negative positions count from the end. what: name of the argument, for messages. Raises ValueError for a name that
+    the task does not have or a position outside a prompt, TypeError for anything but whole numbers.
     """
     if isinstance(at, str):
         known = getattr(prompts, "positions", {})
         if at not in known:
             names = f"the task names {', '.join(map(repr, known))}" if known else "the task names no positions"
-            raise ValueError(f"{what}={at!r} is not a named position, {names}: give Task(..., positions=)")
+            raise ValueError(f"{what}={shown(at)} is not a named position, {names}: give Task(..., positions=)")
         return known[at]
     positions = _numbers(at, what)
     return positions_in(prompts.lengths, positions.reshape(-1, 1) if positions.ndim else positions.reshape(1), what)[
@@ -119,9 +120,9 @@ def position_of(prompts: PackedTokens, at: Any, what: str = "at") -> Int[Tensor,
 def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> Int[Tensor, "sequences chosen"]:
     """Return positions as a tensor [sequences, chosen], counted from the first token of each sequence.
 
-    given: one position, a list for all sequences, or one row per sequence; negative positions count from the end. what:
-    name of the argument, for messages. Raises ValueError for a position outside a prompt, TypeError for anything but
-    whole numbers.
+    lengths: tokens of each sequence. given: one position, a list for all sequences, or one row per sequence; negative
+    positions count from the end. what: name of the argument, for messages. Raises ValueError for a position outside a
+    prompt, TypeError for anything but whole numbers.
     """
     positions = _numbers(given, what)
     positions = positions[None] if positions.ndim == 0 else positions
@@ -146,7 +147,7 @@ def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> In
 
 
 def probe_tokens(d_vocab: int, length: int) -> Int64[Tensor, "1 pos"]:
-    """Return a short prompt [1, length] of ids from the middle of the vocabulary.
+    """Return a short prompt [1, length] of ids from the middle of a vocabulary of `d_vocab` tokens.
 
     TransformerLens masks padding tokens at the beginning of a prompt, which have low ids.
     """
@@ -154,12 +155,20 @@ def probe_tokens(d_vocab: int, length: int) -> Int64[Tensor, "1 pos"]:
 
 
 def positions_by_place(given: Any, what: str) -> Any:
-    """Return positions as an integer, a list or a list of lists. Raises TypeError for anything but whole numbers."""
+    """Return positions as an integer, a list or a list of lists, in the order in which their container has them.
+
+    given: a number, or a list, array, Series or tensor of numbers; labels are ignored. what: name of the argument, for
+    messages. Raises TypeError for anything but whole numbers.
+    """
     return _numbers(given, what).tolist()
 
 
 def _numbers(given: Any, what: str) -> Tensor:
-    """Return positions as a tensor of whole numbers. Raises TypeError for other values. what: name of the argument."""
+    """Return the positions `given`, in any container, as a tensor of whole numbers.
+
+    what: name of the argument, for messages. Raises TypeError for other values, and for a tuple of arrays, which has
+    two readings.
+    """
     if isinstance(given, tuple) and are_columns(given):
         raise TypeError(
             f"{what} has two readings: each of the {len(given)} arrays or lists in this tuple can be a column of "
@@ -176,8 +185,8 @@ def _numbers(given: Any, what: str) -> Tensor:
 
 
 def _no_positions(given: Any, what: str) -> TypeError:
-    """Return the TypeError for values that are not positions."""
-    return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {given!r}"[:200])
+    """Return the TypeError for values `given` that are not positions. what: name of the argument, in the message."""
+    return TypeError(f"{what}: give whole numbers, one list for all prompts or a row per prompt; found {shown(given)}")
 
 
 # --- how many sequences a pass takes ---
@@ -214,7 +223,9 @@ _BYTES_OF_LAYER, _BYTES_OF_BACKWARD = 16, 8
 
 
 def batch_on(device: torch.device) -> Batch:
-    """Return the batch size for a device, from its total memory rounded down to a power of two."""
+    """Return what one pass may hold on `device`, as a `Batch` (`.tokens`, `.logits`, `.held`, `.copied`, `.scores`),
+    from its total memory rounded down to a power of two.
+    """
     if device.type in ("cuda", "xpu"):
         total = getattr(torch, device.type).get_device_properties(device).total_memory
     elif device.type == "mps":
@@ -232,21 +243,29 @@ def batch_on(device: torch.device) -> Batch:
 
 
 def score_bytes(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
-    """Return the bytes that eager attention needs for the scores and patterns of one row.
+    """Return the bytes that eager attention of the model in `view` needs for the scores and patterns of one row.
 
-    n_keys: keys of a query; default: n_queries. backward: True counts all layers, because a backward pass keeps them.
+    n_queries: queries of the row. n_keys: keys of a query; default: n_queries. backward: True counts all layers,
+    because a backward pass keeps them.
     """
     per_entry = _BYTES_OF_LAYER + _BYTES_OF_BACKWARD * view.n_layers * backward
     return per_entry * max(1, int(view.model.cfg.n_heads)) * n_queries * (n_keys or n_queries)
 
 
 def rows_of_scores(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
-    """Return how many rows fit on the device by the memory of their attention scores (`score_bytes`); it can be 0."""
+    """Return how many rows fit on the device of the model in `view` by the memory of their attention scores; it can be
+    0.
+
+    n_queries: queries of a row. n_keys: keys of a query; default: n_queries. backward: True counts all layers, because
+    a backward pass keeps them.
+    """
     return batch_on(view.device).scores // score_bytes(view, n_queries, n_keys, backward=backward)
 
 
 def rows_of_pass(view: AttentionView, n_tokens: int) -> int:
-    """Return how many rows of `n_tokens` tokens one pass takes, at least 1, by tokens and scores."""
+    """Return how many rows of `n_tokens` tokens one pass of the model in `view` takes, at least 1, by tokens and
+    scores.
+    """
     return max(1, min(batch_on(view.device).tokens // n_tokens, rows_of_scores(view, n_tokens)))
 
 
@@ -258,7 +277,10 @@ The files of a folder are named by it and the folder may be resumed on another d
 
 
 def filled(sizes: Mapping[_Key, int], most: int) -> list[list[_Key]]:
-    """Return keys in groups of consecutive keys, whose sizes sum to at most `most`; a larger key has its own group."""
+    """Return the keys of `sizes` in groups of consecutive keys, whose sizes sum to at most `most`.
+
+    sizes: from key to its size. A key larger than `most` has its own group.
+    """
     groups: list[list[_Key]] = []
     taken = most
     for key, size in sizes.items():
@@ -271,7 +293,7 @@ def filled(sizes: Mapping[_Key, int], most: int) -> list[list[_Key]]:
 
 
 def in_batches(n: int, at_once: int, run: Callable[[slice], _Found]) -> Iterator[_Found]:
-    """Yield `run(rows)` for consecutive slices of n rows, at most `at_once` rows each.
+    """Yield the results of `run(rows)` for consecutive slices of n rows, at most `at_once` rows each.
 
     If memory runs out, this batch and later ones are halved, with a warning; torch.OutOfMemoryError is raised if a
     single row does not fit. `run` is then called again for some rows, so it must not change anything that a second call

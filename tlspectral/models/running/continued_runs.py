@@ -44,7 +44,7 @@ class ContinuedRun:
 
     @property
     def view(self) -> AttentionView:
-        """The view of the model."""
+        """The view of the model that was run."""
         return self.intact.view
 
     @property
@@ -65,9 +65,16 @@ class ContinuedRun:
     def replay(
         self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return the same logits as `IntactRun.replay`, for hooks that edit only positions from `first` on.
+        """Run copies of some sequences from position `first` on, each copy from its own layer on, and return their
+        logits.
 
-        The hooks see only these positions. Logits of earlier positions are those of the run without edits.
+        layers: for each copy of the sequences the layer at which it begins, in ascending order.
+        sequences: slice of the stored sequences.
+        hooks: pairs of a slice of copies and the hooks that act only on them. They see only positions from `first` on
+        and may edit only these.
+
+        Logits of earlier positions are those of the run without edits. Rows are one whole copy after another, as in
+        `IntactRun.replay`.
         """
         return self._replay(layers, sequences, hooks, [])
 
@@ -76,7 +83,9 @@ class ContinuedRun:
     ) -> Tensor:
         """Return the logits of `replay`, and append to `off` how far the replay is from the intact run.
 
-        That is the mean squared difference of the unembedding's input.
+        layers: for each copy the layer at which it begins. sequences: slice of the stored sequences. hooks: pairs of a
+        slice of copies and their hooks. off: a list, to which a tensor is appended: the mean squared difference of the
+        unembedding's input.
         """
         intact, copies = self.intact, len(layers)
         assert intact.unembedded is not None
@@ -105,7 +114,9 @@ class ContinuedRun:
 
     @torch.no_grad()
     def is_intact(self) -> bool:
-        """Return True if a replay without hooks gives the intact run; it fails if a window or position is lost."""
+        """Run a replay without hooks and return True if it gives the intact run up to rounding; False if a window or
+        position is lost.
+        """
         intact, at_once = self.intact, rows_at_once(self)
         off: list[Tensor] = []
         blocks = self.view.blocks
@@ -123,8 +134,8 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
     """Return a run that continues an intact run from position `first`, or None if whole sequences have to be run.
 
     It is None at position 0; if later layers need more than a stream and a cache; if no cache is kept or a cached step
-    differs from an uncached pass (`prefill`, `ContinuedRun.is_intact`); and under hooks of the user, which expect all
-    positions. The latest result is kept for the next call.
+    differs from an uncached pass; and under hooks of the user, which expect all positions. The latest result is kept in
+    `intact.continued` for the next call.
     """
     view = intact.view
     if first <= 0 or begins_whole(view) or intact.unembedded is None:
@@ -142,16 +153,16 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
 
 
 def rows_at_once(run: IntactRun | ContinuedRun) -> int:
-    """Return how many rows of a replay (another run from a later layer or position on) fit on the device, at least 1.
+    """Return how many rows of a replay of this run fit on the device, at least 1, by tokens, scores and copied keys.
 
-    Counted are tokens, scores and copied keys.
+    A replay is another run from a later layer or position on, under hooks.
     """
     batch, by_scores = batch_on(run.view.device), rows_of_scores(run.view, run.n_tokens, run.n_keys)
     return max(1, min(batch.tokens // run.n_tokens, by_scores, batch.held // max(1, run.bytes_kept)))
 
 
 def _positions(intact: IntactRun) -> Tensor:
-    """Return the predicted positions of each sequence, [sequences, predicted]."""
+    """Return the predicted positions of each sequence of the run `intact`, a tensor [sequences, predicted]."""
     if not isinstance(intact.predicted, slice):
         return intact.predicted
     return torch.arange(intact.n_tokens)[intact.predicted].expand(len(intact.tokens), -1)

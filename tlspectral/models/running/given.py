@@ -9,15 +9,18 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.containers import plain
+from tlspectral.errors import kind_of, not_a, shown
 
 FORMS = (
     "prompts are strings, token ids [sequences, pos], a list of one-dimensional tensors or lists of ids, or a "
     "tokenizer's batch with input_ids and attention_mask"
 )
 
+_NOT_PROMPTS = ("a model", "a task", "a part", "a function", "the value of a task", "a dictionary of features")
+
 
 def numbers(given: Any) -> Tensor:
-    """Return the numbers in any container as a new tensor on the CPU, in order of place, not of label.
+    """Return the numbers in any container as a new tensor on the CPU, in their order; labels are ignored.
 
     given: a tensor on any device, an array, a pandas Series or Index, or lists of these.
 
@@ -47,16 +50,18 @@ def numbers(given: Any) -> Tensor:
 
 
 def given_prompts(prompts: Any) -> Any:
-    """Copy prompts into one of four forms; later changes of the argument have no effect.
+    """Copy prompts into one of four forms and return the copy; later changes of the argument have no effect.
 
     The forms: a list of strings; a list of one-dimensional tensors; token ids [sequences, pos]; a dict with `input_ids`
-    and `attention_mask` of that shape. A string is one prompt. An object with a method `packed`, which makes prompts
-    once the model is known, is returned unchanged.
+    and, if it was given, `attention_mask`, each [sequences, pos]. A string is one prompt. An object with a method
+    `packed` (a task), which makes prompts once the model is known, is returned unchanged.
 
     Raises TypeError for prompts in another form; ValueError for a mask whose lengths differ from its ids.
     """
     if hasattr(prompts, "packed"):
         return prompts
+    if kind_of(prompts) in _NOT_PROMPTS or _names_heads(prompts):
+        raise TypeError(f"{not_a(prompts, 'prompts')}: {FORMS}")
     if isinstance(prompts, str):
         return [str(prompts)]
     if isinstance(prompts, Mapping):
@@ -75,21 +80,37 @@ def given_prompts(prompts: Any) -> Any:
     return [_row(prompt, index) for index, prompt in enumerate(listed)]
 
 
+def _names_heads(prompts: Any) -> bool:
+    """Return True if `prompts` is a table with columns `layer` and `head`: they would pass for token ids."""
+    columns = getattr(prompts, "columns", None)
+    return columns is not None and not callable(columns) and {"layer", "head"} <= {*map(str, columns)}
+
+
 def n_prompts_of(prompts: Any) -> int | None:
-    """Return the number of prompts in a form of `given_prompts`; None if only the model determines it."""
+    """Return the number of prompts in `prompts`; None if only the model determines it (a task).
+
+    prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
+    """
     listed = prompts["input_ids"] if isinstance(prompts, dict) else prompts
     return len(listed) if hasattr(listed, "__len__") else None
 
 
 def chosen_prompts(prompts: Any, rows: list[int]) -> Any:
-    """Return the prompts at these indices, in the same form of `given_prompts`."""
+    """Return the prompts at the indices `rows`, in the form in which `prompts` is; `prompts` stays unchanged.
+
+    prompts: in a form of `given_prompts`: a list, a tensor of ids, or a tokenizer's batch.
+    """
     if isinstance(prompts, dict):
         return {name: values[rows] for name, values in prompts.items()}
     return prompts[rows] if isinstance(prompts, Tensor) else [prompts[row] for row in rows]
 
 
 def _row(prompt: Any, index: int) -> Int[Tensor, "pos"]:
-    """Return one prompt's ids as a tensor. index: its number, for the TypeError if it is not a list of ids."""
+    """Return one prompt's token ids as a tensor [pos].
+
+    prompt: ids in any container. index: number of the prompt, for the TypeError that is raised if it is not a list of
+    ids.
+    """
     try:
         row = numbers(prompt)
     except (TypeError, ValueError):
@@ -102,12 +123,13 @@ def _row(prompt: Any, index: int) -> Int[Tensor, "pos"]:
 
 
 def _batch(batch: Mapping[str, Any]) -> Any:
-    """Return ids and mask of a tokenizer's batch as a dict of tensors; lists of unequal length are padded.
+    """Return a tokenizer's batch as a dict of tensors: "input_ids" and, if it was given, "attention_mask".
 
-    The padding is at the end. Without a mask, lists of unequal length are returned as a list of tensors.
+    Lists of unequal length are padded at the end; without a mask they are returned as a list of tensors. Raises
+    TypeError without `input_ids`, ValueError for a mask whose lengths differ from its ids.
     """
     if "input_ids" not in batch:
-        raise TypeError(f"{FORMS}; found a mapping with {', '.join(map(str, batch)) or 'nothing'}")
+        raise TypeError(f"{FORMS}; found a mapping with {', '.join(map(str, batch))[:80] or 'nothing'}")
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     try:
         tensors = {"input_ids": numbers(ids)} | ({} if mask is None else {"attention_mask": numbers(mask)})
@@ -131,24 +153,27 @@ def _batch(batch: Mapping[str, Any]) -> Any:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Return values as a tensor of two axes; a tensor of one axis becomes one row."""
+    """Return the tensor `values` as rows: one axis becomes one row of two axes, and more axes stay unchanged.
+
+    Raises TypeError for a tensor of one number.
+    """
     if values.ndim == 0:
         raise TypeError(f"{FORMS}; found one number, {values.item()}")
     return values[None] if values.ndim == 1 else values
 
 
 def whole(values: Tensor) -> bool:
-    """Return True if a tensor has an integer type."""
+    """Return True if the tensor `values` has an integer type."""
     return not (values.is_floating_point() or values.is_complex() or values.dtype is torch.bool)
 
 
 def described(value: Any) -> str:
-    """Return the type and the beginning of a value as text, for a message."""
-    return f"{type(value).__name__} {value!r}"[:80]
+    """Return the type and the beginning of `value` as one text, for a message."""
+    return f"{type(value).__name__} {shown(value, 80)}"
 
 
 def _listed(given: Any) -> bool:
-    """Return True if a value is an ordered container other than text, an array or a tensor."""
+    """Return True if `given` is a container such as a list, not text, an array, a tensor, a mapping or a set."""
     return isinstance(given, Iterable) and not isinstance(
         given, np.ndarray | Tensor | str | bytes | Mapping | set | frozenset
     )

@@ -32,18 +32,27 @@ class BlockArguments:
 
     @classmethod
     def of_block(cls, arguments: tuple[Any, ...], named: dict[str, Any]) -> "BlockArguments":
-        """Return the shapes of the arguments of a call of a layer. given, named: its positional and named arguments."""
+        """Return the `BlockArguments` of a layer's call: rows of the pass, shapes of arguments besides the stream.
+
+        arguments, named: positional and named arguments of the call.
+        """
         stream, further = _stream_first(arguments, named)
         return cls(len(stream), _shapes(further))
 
     def cut(self, arguments: Any, rows: int, alive: int, where: str) -> Any:
-        """Return the arguments of a pass with `rows` rows, cut to the first `alive` rows.
+        """Return the arguments of a layer (without the stream) of a pass with `rows` rows, cut to the first `alive`
+        rows; a copy with views of the tensors.
 
-        where: name of the layer, for messages. Raises UnsupportedArchitecture if the arguments have another form.
+        where: name of the layer, for messages. Raises UnsupportedArchitecture if the arguments have another form than
+        `shapes`.
         """
         return self._cut(arguments, self.shapes, rows, alive, where)
 
     def _cut(self, argument: Any, shapes: Any, rows: int, alive: int, where: str) -> Any:
+        """Return one argument of a pass with `rows` rows, cut to the first `alive` rows, with all of its parts.
+
+        shapes: shapes of this argument in the pass that was noted. where: name of the layer, for messages.
+        """
         cut = partial(self._cut, rows=rows, alive=alive, where=where)
         if isinstance(shapes, _Parts) and isinstance(parts := _parts(argument), dict) and parts.keys() == shapes.keys():
             return _with_parts(argument, {name: cut(part, shapes[name]) for name, part in parts.items()})
@@ -61,16 +70,18 @@ class BlockArguments:
             return argument
         raise UnsupportedArchitecture(
             f"{where}: a block is given other arguments in passes of {self.rows} and {rows} rows, so it cannot compute "
-            "only some of the rows: such models are not supported here"
+            "only some of the rows: such models are not supported here, take another model"
         )
 
 
 class _Parts(dict[Any, Any]):
-    """Shapes of the parts of one argument, by name or place."""
+    """Shapes of the parts of one argument (list, dict or dataclass): a dict from name or index to shape."""
 
 
 def _parts(argument: Any) -> dict[Any, Any] | None:
-    """Return the parts of an argument (list, dict or dataclass) by name or place; None for any other value."""
+    """Return the parts of a list, dict or dataclass `argument` as a dict from name or index to part; None for other
+    values.
+    """
     if isinstance(argument, tuple | list):
         return dict(enumerate(argument))
     if isinstance(argument, dict):
@@ -81,7 +92,7 @@ def _parts(argument: Any) -> dict[Any, Any] | None:
 
 
 def _with_parts(argument: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a copy of an argument (list, dict or dataclass) with other parts. parts: by name or place."""
+    """Return a copy of an argument (list, dict or dataclass) with other `parts`, a dict from name or index."""
     if isinstance(argument, dict):
         return {**parts}
     if isinstance(argument, tuple | list):
@@ -100,7 +111,7 @@ def _shapes(argument: Any) -> Any:
 def _stream_first(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, Any]:
     """Return (residual stream, other arguments) of a layer's call. The stream is the first argument.
 
-    The other arguments are a pair (positional, named).
+    arguments, named: positional and named arguments. The other arguments are a pair (positional, named).
     """
     if arguments:
         return arguments[0], (arguments[1:], named)
@@ -130,13 +141,13 @@ class GrowingBatch:
         return len(self.layers) * self.n
 
     def alive(self, layer: int) -> int:
-        """Return how many rows a layer computes, counted from the first row of the batch."""
+        """Return how many rows of the batch the layer `layer` computes, counted from the first row."""
         return self.n * bisect_right(self.layers, layer)
 
     def of_copies(self, by_copies: Iterable[tuple[slice, list[Hook]]]) -> list[Hook]:
-        """Return hooks that act only on their own copies.
+        """Return the hooks of all copies as a list; each acts only on the rows of its own copies.
 
-        by_copies: pairs of a slice of copies and the hooks of these copies.
+        by_copies: pairs of a slice of copies and the hooks of these copies: (hook point name, function).
         """
         by_block = {block.name: self.alive(layer) for layer, block in enumerate(self.view.blocks)}
         hooks = []
@@ -155,10 +166,10 @@ class GrowingBatch:
         arguments: tuple[Any, ...],
         named: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a layer's arguments with the streams of joining copies added, cut to the rows that the layer computes.
+        """Return (arguments, named) of a layer's call: streams of joining copies added, cut to the rows it computes.
 
-        It is used as a PyTorch forward pre-hook with named arguments. entering: streams of one copy that enter this
-        layer; None for layer 0, where the model passes the streams of the whole batch.
+        It is used as a PyTorch forward pre-hook with named arguments, on the module `block`. entering: streams of one
+        copy that enter this layer; None for layer 0, where the model passes the streams of the whole batch.
         """
         alive = self.alive(layer)
         stream, further = _stream_first(arguments, named)
@@ -180,10 +191,11 @@ class GrowingBatch:
 def growing_batch(
     view: AttentionView, layers: Sequence[int], n: int, arguments: Mapping[int, BlockArguments]
 ) -> GrowingBatch:
-    """Return the batch in which copies of n sequences join at these layers (one per copy, in ascending order).
+    """Return the batch in which copies of n sequences join at these layers, as a `GrowingBatch`.
 
-    All copies join at the first of these layers unless the axis that counts rows is known for every layer between. It
-    is not known after a pass with the same number of rows.
+    view: the model. layers: one per copy, in ascending order. arguments: from layer to the shapes of its other
+    arguments. All copies join at the first of these layers unless the axis that counts rows is known for every layer
+    between. It is not known after a pass with the same number of rows.
     """
     known = all(
         layer in arguments and arguments[layer].rows != n * len(layers) for layer in range(layers[0], layers[-1])

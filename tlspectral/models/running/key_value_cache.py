@@ -55,7 +55,7 @@ _differences: WeakKeyDictionary[Any, float | None] = WeakKeyDictionary()
 class Prefill:
     """Prompts of one length and the key/value cache of a model that has read them.
 
-    tokens: the prompts' ids. cache: an object of the model's own cache class.
+    view: view of the model. tokens: the prompts' ids. cache: an object of the model's own cache class.
     """
 
     view: AttentionView
@@ -65,9 +65,11 @@ class Prefill:
     def last_logits(
         self, suffixes: Int[Tensor, "suffixes pos"], hooks: Iterable[Hook] = ()
     ) -> Float[Tensor, "rows d_vocab"]:
-        """Return logits of the last token of every prompt followed by every suffix, without gradients.
+        """Run the cached prompts, each followed by every suffix, and return the logits of the last token, without
+        gradients.
 
-        The row is `prompt * len(suffixes) + suffix`. Hooks see only positions of the suffix, but patterns and scores
+        suffixes: token ids of suffixes of one length. The row of the result is `prompt * len(suffixes) + suffix`.
+        hooks: pairs of hook point name and function. They see only positions of the suffix, but patterns and scores
         have a column for every key that the layer keeps.
         """
         tokens = suffixes.repeat(len(self.tokens), 1)
@@ -78,12 +80,12 @@ class Prefill:
     def logits(
         self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], alive: Sequence[int] | None = None
     ) -> Float[Tensor, "rows unembedded d_vocab"]:
-        """Return logits of `tokens`, each row of which continues one cached prompt.
-
-        The caller opens the contexts of the pass.
+        """Run `tokens`, each row of which continues one cached prompt, and return the logits of the unembedded
+        positions.
 
         prompts: for each row, the index of its prompt. alive: for each layer, how many rows it computes, counted from
-        the first; default: all.
+        the first; default: all. The caller opens the contexts of the pass: hooks, evaluation mode, and which positions
+        are unembedded.
         """
         read, device = self.view.reader, self.view.device
         alive = [len(tokens)] * self.view.n_layers if alive is None else alive
@@ -96,17 +98,22 @@ class Prefill:
 
 
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts of one length, without gradients, and return its cache as a `Prefill`.
+    """Run the model in `view` on `tokens`, prompts of one length, without gradients, and return its cache as a
+    `Prefill` (`.view`, `.tokens`, `.cache`).
 
-    Hooks on the model act. None if the model keeps no cache or a cached step differs from an uncached pass
-    (`cached_step_difference`).
+    hooks: pairs of hook point name and function; hooks on the model act too. None if the model keeps no cache, or if a
+    cached step differs from an uncached pass by more than rounding.
     """
     difference = cached_step_difference(view)
     return None if difference is None or beyond_rounding(view.model, difference) else _prefill(view, tokens, hooks)
 
 
 def joined(reads: list[Prefill | None]) -> Prefill | None:
-    """Return several `Prefill` of prompts of one length as one; None if one is None or the caches cannot be joined."""
+    """Return several `Prefill` of prompts of one length as a new one; None if one is None or the caches cannot be
+    joined.
+
+    reads: the `Prefill`, whose prompts follow each other in the result.
+    """
     prefills = [read for read in reads if read is not None]
     if not prefills or len(prefills) < len(reads):
         return None
@@ -116,18 +123,24 @@ def joined(reads: list[Prefill | None]) -> Prefill | None:
 
 
 def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts and return its cache as a `Prefill`, None without a cache; nothing is checked."""
+    """Run the model in `view` on the prompts `tokens` and return its cache as a `Prefill`, None without a cache. The
+    cache is not checked.
+
+    hooks: pairs of hook point name and function.
+    """
     with _cached_pass(view, hooks):
         cache = view.reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)
 
 
 def cached_step_difference(view: AttentionView) -> float | None:
-    """Return how far a step with the key/value cache is from a pass without it (relative difference of `HeldLayers`).
+    """Return how far a step of the model in `view` with the key/value cache is from a pass without it, relative to what
+    layers write.
 
-    It is measured on one short prompt, without the user's hooks at hook points, once per model (each time if something
-    else of the user's acts inside the model). None if no cache can be wrong: the model keeps no keys and values (native
-    bridges), raises when given a cache, or is an encoder, whose keys and values depend on later tokens.
+    It is the `difference` of `HeldLayers` on one short prompt, without the user's hooks at hook points. It is measured
+    once per model (each time if something else of the user's acts inside the model). None if no cache can be wrong: the
+    model keeps no keys and values (native bridges), raises when given a cache, or is an encoder, whose keys and values
+    depend on later tokens.
     """
     if acts_inside(view.model, view.hook_points):
         return _measured(view) if view.causal else None
@@ -137,7 +150,11 @@ def cached_step_difference(view: AttentionView) -> float | None:
 
 
 def _measured(view: AttentionView) -> float | None:
-    """Measure how far a cached step on a short prompt is from an uncached pass; None if the model has no cache."""
+    """Run the model in `view` on a short prompt; return how far a cached step is from an uncached pass; None if the
+    model has no cache.
+
+    The number is the `difference` of `HeldLayers`, relative to what layers write.
+    """
     tokens = probe_tokens(view.d_vocab, min(_PROBED_TOKENS, view.n_ctx))
     held = HeldLayers([block.module for block in view.blocks])
     with without_hooks(view.model, view.hook_points):
@@ -159,11 +176,11 @@ def _measured(view: AttentionView) -> float | None:
 
 
 def generation_difference(view: AttentionView) -> float | None:
-    """Return how far the second token that a model generates with its cache is from an uncached pass.
+    """Return how far the second token that the model in `view` generates with its cache is from an uncached pass.
 
-    The measure is as in `cached_step_difference`, for the cache that `generate` uses. In a bridge it may hold states
-    besides keys and values. In a HookedTransformer with learned positions it counts the cached tokens twice
-    (TransformerLens 3.9).
+    The number is the `difference` of `HeldLayers`, relative to what layers write, for the cache that `generate` uses.
+    In a bridge it may hold states besides keys and values. In a HookedTransformer with learned positions it counts the
+    cached tokens twice (TransformerLens 3.9).
 
     None if the model does not generate, or if TransformerLens keeps recurrent states (Bamba, Nemotron H). A step from a
     state is computed differently from a pass; in a tiny Bamba of transformers itself it is off by 0.007 of the largest
@@ -205,8 +222,10 @@ def generation_difference(view: AttentionView) -> float | None:
 class HeldLayers:
     """Compares each layer's output in passes over parts of a prompt with one pass over the whole prompt.
 
-    In the later passes every layer gets the same input as in the first. So only the rounding of single layers is
-    measured, not its growth through later layers, which in 16 bits or with large scores is as large as an effect.
+    Use `noted()` around the pass over the whole prompt, then `compared()` around passes over its parts; then read
+    `difference`. In the later passes every layer gets the same input as in the first. So only the rounding of single
+    layers is measured, not its growth through later layers, which in 16 bits or with large scores is as large as an
+    effect.
 
     Attributes:
         layers: the layers' modules.
@@ -221,29 +240,36 @@ class HeldLayers:
 
     @property
     def difference(self) -> float | None:
-        """Root mean square of the differences over the layers of a pass; the largest over passes, None without passes.
+        """Largest difference of layer outputs, over passes, relative to what the layers write; None without passes.
 
-        Each difference is relative to the size of the layer's write. It is NaN if an output has another shape.
+        For a pass it is the root mean square over layers. It is NaN if an output has another shape.
         """
         of_passes = [np.sqrt(np.mean(np.square(differences))) for differences in self._found.values()]
         return float(np.max(of_passes)) if of_passes else None  # NaN if one is
 
     def noted(self) -> AbstractContextManager[None]:
-        """Store the outputs of the layers during a pass over the whole prompt (a context manager)."""
+        """Return a context manager: during the pass over the whole prompt in its `with` block, the outputs of the
+        layers are stored.
+        """
         return module_hooks([(layer.register_forward_hook, self._note) for layer in self.layers])
 
     def compared(self) -> AbstractContextManager[None]:
-        """Compare the outputs of the layers with the stored ones, and pass the stored ones on (a context manager)."""
+        """Return a context manager: in passes in its `with` block, the outputs of the layers are compared with the
+        stored ones, which are passed on instead.
+
+        `difference` is then the largest difference over the passes.
+        """
         return module_hooks([(layer.register_forward_hook, self._compare) for layer in self.layers])
 
     def _note(self, layer: Any, inputs: Any, output: Any) -> None:
-        """Store a layer's output. PyTorch calls this as a forward hook."""
+        """Store the `output` of the module `layer`; `inputs` are not used. PyTorch calls this as a forward hook."""
         self._outputs.append(_stream_of(output).detach())
 
     def _compare(self, layer: Any, inputs: Any, output: Any) -> Any:
-        """Record how far a layer's output is from the stored one, and return the stored one in its place.
+        """Record how far the `output` of the module `layer` is from the stored one, and return the stored one in its
+        place.
 
-        PyTorch calls this as a forward hook.
+        `inputs` are not used. PyTorch calls this as a forward hook.
         """
         output_stream, place = _stream_of(output), self._place % len(self._outputs)
         self._place += 1
@@ -271,7 +297,9 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Return the largest relative difference of layer outputs (`HeldLayers`) that rounding in this type explains."""
+    """Return the largest relative difference of layer outputs (`HeldLayers`) that rounding in the type `dtype`
+    explains.
+    """
     return _TOLERANCE_OF_HALF if dtype in (torch.float16, torch.bfloat16) else _TOLERANCE
 
 
@@ -284,9 +312,10 @@ def beyond_rounding(model: Any, difference: float | None) -> bool:
 
 
 class WithoutCache:
-    """A model's method of generation, called without its cache. Pickled with a model it is the copy's method.
+    """A model's method that generates text, called without its key/value cache.
 
-    generate: the method. options: arguments that turn the cache off.
+    generate: the method, such as `model.generate`. options: arguments that turn the cache off. Pickled with a model it
+    is the copy's method.
     """
 
     def __init__(self, generate: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -294,7 +323,10 @@ class WithoutCache:
         update_wrapper(self, generate)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Generate like the method, without a cache whatever the arguments say."""
+        """Generate as the method does, without a cache whatever the arguments say, and return what the method returns.
+
+        given, named: the method's arguments.
+        """
         parameters = signature(self.generate)
         call = dict(parameters.bind(*given, **named).arguments)
         for name, parameter in parameters.parameters.items():
@@ -307,7 +339,11 @@ class WithoutCache:
 
 
 def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
-    """Return a model's methods that generate, each called without a key/value cache, as a dict from name to method."""
+    """Return a dict from name to function: the methods of `model` that generate text, each wrapped so that it runs
+    without a key/value cache.
+
+    The model is not changed.
+    """
     return {
         name: WithoutCache(getattr(model, name), options)
         for name, options in _GENERATING.items()
@@ -317,7 +353,11 @@ def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
 
 @uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    """Prepare a pass on a cache: no gradients, evaluation mode, these hooks, only the last position unembedded."""
+    """Prepare passes of the model in `view` on a cache until the `with` block ends; then the model is as before.
+
+    In the block gradients are off, the model is in evaluation mode with `hooks` (pairs of hook point name and
+    function), and only the last position is unembedded.
+    """
     with (
         checked_at_end(),
         torch.no_grad(),

@@ -33,7 +33,11 @@ LAST = slice(-1, None)
 
 
 def require_gradients(view: AttentionView, what: str) -> None:
-    """Raise ValueError if PyTorch records no gradients (torch.inference_mode). what: the call that needs them."""
+    """Raise ValueError if PyTorch records no gradients (torch.inference_mode), or if the model in `view` was loaded
+    without them.
+
+    what: name of the call that needs gradients, the beginning of the message.
+    """
     made = any(parameter.is_inference() for parameter in view.model.parameters())
     if made or torch.is_inference_mode_enabled():
         raise ValueError(
@@ -61,7 +65,7 @@ class IntactRun:
         arguments: from layer to the shapes of its arguments besides the residual stream.
         unembedded: the unembedding's input at the predicted positions; None if the model does not use its unembedding
             module.
-        continued: the latest `ContinuedRun`, by its position.
+        continued: the latest `ContinuedRun` (or None if it was not possible), by the position at which it begins.
     """
 
     view: AttentionView
@@ -91,12 +95,14 @@ class IntactRun:
     def replay(
         self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
     ) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return logits of copies of some sequences in one pass, each copy computed from its own layer on.
+        """Run copies of some sequences in one pass, each copy from its own layer on, and return their logits.
 
         layers: for each copy the layer at which it begins, in ascending order. A layer computes the copies that begin
         at it or earlier.
+        sequences: slice of the stored sequences.
         hooks: pairs of a slice of copies and the hooks that act only on them. Hooks already on the model act on all
         copies.
+
         The rows of the result are one whole copy after another. The caller decides whether gradients are recorded.
         """
         batch = growing_batch(self.view, self._begun(layers), len(self.tokens[sequences]), self.arguments)
@@ -107,19 +113,27 @@ class IntactRun:
             return logits_at(self.view, tokens, predicted)
 
     def begun(self, layer: int, sequences: slice) -> AbstractContextManager[None]:
-        """Let passes over some sequences begin at a layer until the `with` block ends (at 0 if the model has to)."""
+        """Return a context manager: passes over some sequences in its `with` block begin at a layer, from its stored
+        stream.
+
+        layer: the first layer that runs; 0 is used if the model cannot begin later. sequences: a slice of the stored
+        sequences.
+        """
         n = len(self.tokens[sequences])
         return self.joining(growing_batch(self.view, self._begun([layer]), n, self.arguments), sequences)
 
     def _begun(self, layers: Sequence[int]) -> Sequence[int]:
-        """Return the layers, or 0 for each if the model cannot begin at a later layer."""
+        """Return the layers at which copies begin: the given ones, or 0 for each if the model cannot begin later."""
         return [0] * len(layers) if begins_whole(self.view) else layers
 
     @uninterrupted
     def joining(self, batch: GrowingBatch, sequences: slice, first: int = 0) -> Iterator[None]:
-        """Let passes over a batch skip unneeded layers until the `with` block ends; rows join at their own layers.
+        """Let passes over a batch skip layers that no row needs, until the `with` block ends.
 
-        first: position at which the passes begin.
+        Rows join the batch at their own layers.
+
+        batch: which copies join at which layer. sequences: slice of the stored sequences, whose streams are used.
+        first: position at which the passes begin; stored streams are cut there.
         """
         begun, last = batch.layers[0], batch.layers[-1]
         with ExitStack() as placed:
@@ -136,7 +150,7 @@ class IntactRun:
 
 
 def begins_whole(view: AttentionView) -> bool:
-    """Return True if later layers need more of earlier layers than a residual stream.
+    """Return True if later layers of the model in `view` need more of earlier layers than a residual stream.
 
     They need keys (Gemma 3n and 4), keys picked by an indexer (GLM 5), or several streams (Gemma 3n).
     """
@@ -155,10 +169,12 @@ def intact_run(
     batch: int,
     reduce: Callable[[slice, Tensor], None],
 ) -> IntactRun:
-    """Run the model once, without gradients, and store the residual stream that enters each of these layers.
+    """Run the model in `view` once, without gradients; return an `IntactRun` with the streams that enter some layers
+    (`.entering`).
 
-    batch: sequences per pass. reduce: called for each batch with the slice of its sequences and the logits [batch,
-    predicted, d_vocab]. Hooks on the model act.
+    tokens: the sequences. predicted: positions whose logits are wanted. layers: whose input is stored. batch: sequences
+    per pass. reduce: called for each batch with the slice of its sequences and the logits [batch, predicted, d_vocab].
+    Hooks on the model act.
     """
     entering: dict[int, Tensor] = {}
     companions: dict[int, int] = {}
@@ -169,6 +185,7 @@ def intact_run(
         """Return a forward hook that stores the output of a layer as the input of the next."""
 
         def keep(block: Any, inputs: Any, output: Any) -> None:
+            """Store the output of a layer as the input of the next, and how many further values the layer returns."""
             companions[layer] = len(output) - 1 if isinstance(output, tuple) else -1
             if layer + 1 not in wanted:
                 return
@@ -186,7 +203,7 @@ def intact_run(
         at_once = predicted if isinstance(predicted, slice) else predicted[current]
 
         def read(values: Tensor) -> Tensor:
-            """Choose the predicted positions, and store them in `unembedded`."""
+            """Return the values at the predicted positions, and store them in `unembedded`."""
             chosen = at(values, at_once)
             if not unembedded:
                 unembedded.append(chosen.new_empty(len(tokens), *chosen.shape[1:]))
@@ -210,9 +227,11 @@ def intact_run(
 def logits_at(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a whole forward pass at some positions; other positions are not unembedded.
+    """Run the model in `view` on `tokens` and return its logits at the positions `predicted`; other positions are not
+    unembedded.
 
-    Hooks on the unembedding see only these positions. The caller decides whether gradients are recorded.
+    predicted: a slice of positions, or a tensor of positions [batch, predicted]. Hooks on the unembedding see only
+    these positions. The caller decides whether gradients are recorded.
     """
     return _logits(view, tokens, predicted, partial(at, predicted=predicted))
 
@@ -220,9 +239,10 @@ def logits_at(
 def _logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions, chosen: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a forward pass at the positions `predicted`.
+    """Run the model in `view` on `tokens` and return its logits at the positions `predicted`.
 
-    chosen: function that selects these positions from the unembedding's input [batch, pos, d_model].
+    chosen: function that selects these positions from the unembedding's input [batch, pos, d_model]. The caller decides
+    whether gradients are recorded.
     """
     with checked_at_end(), evaluating(view.model), unembedding_only(view, chosen) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
@@ -232,13 +252,15 @@ def _logits(
 
 @uninterrupted
 def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) -> Iterator[list[bool]]:
-    """Let passes in the `with` block unembed only what `chosen` selects from the last stream [batch, pos, d_model].
+    """Let passes of the model in `view` unembed only what `chosen` selects from the last stream [batch, pos, d_model],
+    until the `with` block ends.
 
     This works if the model uses its unembedding module. Yields a list that is not empty once a pass has done so.
     """
     selected: list[bool] = []
 
     def select(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Replace the unembedding's input by the selected positions. PyTorch calls this as a forward pre-hook."""
         selected.append(True)
         return (chosen(inputs[0]), *inputs[1:])
 
@@ -248,7 +270,9 @@ def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) ->
 
 
 def at(values: Float[Tensor, "batch pos width"], predicted: Positions) -> Float[Tensor, "batch predicted width"]:
-    """Return the values at the predicted positions."""
+    """Return the values at the predicted positions: for a slice `predicted` this part of the axis `pos` (a view), for a
+    tensor each row's own positions.
+    """
     if isinstance(predicted, slice):
         return values[:, predicted]
     return values.take_along_dim(predicted[..., None].to(values.device), dim=1)
@@ -257,7 +281,8 @@ def at(values: Float[Tensor, "batch pos width"], predicted: Positions) -> Float[
 def _handed_on(companions: int, *arguments: Any, **named: Any) -> Any:
     """Return a layer's input in the form of its output; it replaces the forward of a skipped layer.
 
-    companions: number of values the layer returns besides the stream; -1 for no tuple.
+    companions: number of values the layer returns besides the stream, replaced by None; -1 if it returns no tuple.
+    arguments, named: the arguments of the call; the first is the stream.
     """
     stream = arguments[0] if arguments else next(iter(named.values()))
     return stream if companions < 0 else (stream, *[None] * companions)
@@ -266,7 +291,11 @@ def _handed_on(companions: int, *arguments: Any, **named: Any) -> Any:
 def noting_arguments(
     blocks: Sequence[Block], noted: dict[int, BlockArguments], layers: Iterable[int]
 ) -> AbstractContextManager[None]:
-    """Store the shapes of some layers' arguments in `noted`, by layer, in the first pass inside the `with` block."""
+    """Return a context manager: in the first pass in its `with` block, the shapes of some layers' arguments are stored
+    in the dict `noted`.
+
+    blocks: all layers of the model. noted: from layer to the shapes. layers: numbers of the layers.
+    """
 
     def note(layer: int, block: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if layer not in noted:
@@ -278,7 +307,10 @@ def noting_arguments(
 
 @uninterrupted
 def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]]) -> Iterator[None]:
-    """Place PyTorch hooks on modules until the `with` block ends. placing: pairs of a register method and a hook."""
+    """Place PyTorch hooks on modules until the `with` block ends; then they are removed.
+
+    placing: pairs of a register method, such as `module.register_forward_hook`, and the hook.
+    """
     handles: list[Any] = []
     with undoing(_remove, handles):
         for register, hook in placing:
@@ -287,7 +319,7 @@ def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def _remove(handles: list[Any]) -> None:
-    """Remove PyTorch hooks by their handles."""
+    """Remove PyTorch hooks from their modules. handles: what the register methods returned."""
     for handle in handles:
         handle.remove()
 
@@ -310,7 +342,8 @@ _ABSENT = object()
 
 @uninterrupted
 def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of one object until the `with` block ends. Several such blocks may end in any order.
+    """Replace methods of the object `owner` until the `with` block ends; then the old ones are back. Several such
+    blocks may end in any order.
 
     methods: from name to the new method.
     """
@@ -324,7 +357,7 @@ def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> I
 
 
 def _put_back(owner: Any, replacement: _Replacement) -> None:
-    """Undo one replacement; later replacements of the same methods remain in force."""
+    """Undo one replacement of methods on `owner`; later replacements of the same methods remain in force."""
     own, standing = owner.__dict__, _replacements.get(owner, [])
     if replacement not in standing:
         return
@@ -342,6 +375,10 @@ def _put_back(owner: Any, replacement: _Replacement) -> None:
 def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
-    """Return logits of the last tokens from a plain pass under hooks, without gradients and without a cache."""
+    """Run the model in `view` on `tokens` under hooks and return the logits of the last token of each row, without
+    gradients and without a cache.
+
+    hooks: pairs of hook point name and function.
+    """
     with torch.no_grad(), view.hooks_on(hooks):
         return logits_at(view, tokens, LAST)[:, -1]

@@ -29,9 +29,10 @@ class _ForwardStopped(Exception):
 
 
 def whole_logits(view: AttentionView, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-    """Return logits of a whole forward pass, with gradients unless the caller disabled them.
+    """Run the model in `view` on `tokens` and return the logits of all positions, with gradients unless the caller
+    disabled them.
 
-    Raises ValueError for a prompt longer than the positions that the model has.
+    Hooks on the model act. Raises ValueError if a prompt is longer than the positions that the model has.
     """
     _require_positions(view, tokens)
     with checked_at_end(), evaluating(view.model):
@@ -39,10 +40,12 @@ def whole_logits(view: AttentionView, tokens: Int[Tensor, "batch pos"]) -> Float
 
 
 def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
-    """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
+    """Run the model in `view` on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has
+    fired.
 
-    Hooks already on the model act first. Raises as `whole_logits`, and UnsupportedArchitecture if the model runs a
-    layer several times or `last` never fires.
+    Nothing is returned: the hooks, pairs of hook point name and function, take what they need. Hooks already on the
+    model act first. Raises ValueError for a prompt longer than the model's positions, UnsupportedArchitecture if the
+    model runs a layer several times or `last` never fires.
     """
     _require_positions(view, tokens)
     require_single_runs(view)
@@ -65,9 +68,12 @@ def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iter
 def capture_until(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str
 ) -> dict[str, Tensor]:
-    """Return the activations at the named hook points as a dict by name, from a run that `run_until` makes.
+    """Run the model in `view` on `tokens` and return the activations at the hook points `names`: a dict from name to
+    tensor, without gradients.
 
-    A point that did not fire is missing from the dict.
+    The run stops once the hook point `last` has fired. A point that did not fire or does not exist is missing from the
+    dict. Raises ValueError for a prompt longer than the model's positions, UnsupportedArchitecture if the model runs a
+    layer several times or `last` never fires.
     """
     captured: dict[str, Tensor] = {}
 
@@ -79,7 +85,8 @@ def capture_until(
 
 
 def require_single_runs(view: AttentionView) -> None:
-    """Raise UnsupportedArchitecture if one pass runs a layer several times, or if two layers share one attention.
+    """Raise UnsupportedArchitecture if one pass of the model in `view` runs a layer several times, or if two layers
+    share one attention.
 
     A pass of two tokens shows it, without the user's hooks at hook points. Models that passed the check are remembered.
     """
@@ -107,7 +114,9 @@ def note_single_runs(model: Any) -> None:
 
 def _require_positions(view: AttentionView, tokens: Tensor) -> None:
     # Rotary positions can be computed past the context, but tables of positions and ALiBi end there.
-    """Raise ValueError for a prompt longer than the model's positions, unless the positions are rotary."""
+    """Raise ValueError if a prompt in `tokens` is longer than the positions of the model in `view`, unless the
+    positions are rotary.
+    """
     if view.model.cfg.positional_embedding_type != "rotary" and tokens.shape[-1] > view.n_ctx:
         raise ValueError(
             f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {view.n_ctx}: give shorter "

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import kind_of, not_a, shown, warn_caller
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import Note, PackedTokens, TokenMask, even_rows
 from tlspectral.models.running.given import FORMS, given_prompts, whole
@@ -18,10 +18,11 @@ from tlspectral.models.running.given import FORMS, given_prompts, whole
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the token ids of prompts as a `PackedTokens`: each prompt from position 0 on, on the CPU, with its length.
 
-    prompts: strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] for one
-    prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
-    `attention_mask`. Arrays and columns of a table are read by place. Prompts with a method `packed` (of a ready task)
-    are made for the model. Warnings report properties that a caller may not expect, see `prompt_notes`.
+    view: the model, with tokenizer, vocabulary and context. prompts: strings, tokenised as by `model.to_tokens` but
+    never cut; token ids [sequences, pos], or [pos] for one prompt; a list of one-dimensional tensors or lists of ids;
+    or a tokenizer's batch with `input_ids` and `attention_mask`. Arrays and columns of a table are read in order,
+    without their labels. An object with a method `packed` (a task) makes its prompts for the model. Warnings report
+    properties that a caller may not expect, such as two start tokens.
 
     Raises:
         ValueError: no prompt; an empty prompt; a prompt longer than the context; ids outside the vocabulary; ids that
@@ -37,7 +38,13 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
 
 def read_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return `packed_prompts` without warnings; the warnings are in its `notes`. Raises as `packed_prompts`."""
+    """Return the token ids of prompts as a `PackedTokens`, without warnings; the texts of the warnings are in its
+    `notes`.
+
+    view: the model. prompts: strings, token ids, or a tokenizer's batch, in any form that `packed_prompts` takes.
+    Raises ValueError or TypeError for prompts that cannot be read, UnsupportedArchitecture for an encoder with prompts
+    of unequal length.
+    """
     copied = given_prompts(prompts)
     if hasattr(copied, "packed"):
         made = copied.packed(view)
@@ -59,7 +66,9 @@ def read_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask | None = None) -> PackedTokens:
     """Return token ids [sequences, pos] as a `PackedTokens`: each sequence from position 0 on, on the CPU.
 
-    Without a mask all ids are real tokens. Raises as `packed_prompts`, but ids that look padded are allowed.
+    view: the model. attention_mask: 1 for real tokens, 0 for padding; None: all are real. Raises ValueError for a mask
+    that does not fit, or for prompts that the model cannot read; TypeError for a tensor of another shape or type. Ids
+    that look padded are allowed.
     """
     if tokens.ndim != 2 or not whole(tokens):
         raise TypeError(f"{FORMS}; found a tensor of {tokens.dtype} with shape {tuple(tokens.shape)}")
@@ -69,8 +78,15 @@ def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask |
 
 
 def _of_list(view: AttentionView, prompts: list[Any]) -> PackedTokens:
-    """Return a list of texts or of lists of ids as a `PackedTokens`. Raises ValueError."""
+    """Return `prompts`, a list of texts or of tensors of ids, as a `PackedTokens`.
+
+    view: the model, with the tokenizer. Raises ValueError for a prompt without tokens, ids that look padded, or texts
+    for a model without a tokenizer.
+    """
     if isinstance(prompts[0], str):
+        if all(kind_of(prompt) in ("a head", "a receiver", "a part") for prompt in prompts):
+            named = prompts[0] if len(prompts) == 1 else prompts
+            raise ValueError(f"{not_a(named, 'a prompt')}: give text, or token ids [sequences, pos]")
         if getattr(view.model, "tokenizer", None) is None:
             raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
         # By default `to_tokens` cuts a prompt at the context, so another text than the given one would be scored.
@@ -88,10 +104,11 @@ def _of_list(view: AttentionView, prompts: list[Any]) -> PackedTokens:
 
 
 def check_ids(view: AttentionView, packed: PackedTokens) -> None:
-    """Raise ValueError for prompts that the model cannot read, UnsupportedArchitecture for an encoder with padding.
+    """Raise ValueError if the model in `view` cannot read the prompts `packed`, UnsupportedArchitecture for an encoder
+    with padding.
 
-    Prompts of unequal length run together. They are refused if a run at the longest length would rotate a shorter
-    prompt differently.
+    Not readable: no prompts, a prompt longer than the context, or ids outside the vocabulary. Prompts of unequal length
+    run together; they are refused if a run at the longest length would rotate a shorter prompt differently.
     """
     tokens = packed.tokens
     if len(tokens) == 0 or tokens.shape[1] == 0:
@@ -109,7 +126,11 @@ def check_ids(view: AttentionView, packed: PackedTokens) -> None:
 
 
 def _require_one_rotation(view: AttentionView, packed: PackedTokens) -> None:
-    """Raise ValueError if the longest prompt's rotary frequencies differ from those that a shorter prompt has alone."""
+    """Raise ValueError if the rotary frequencies for the longest prompt in `packed` differ from those that a shorter
+    prompt has alone.
+
+    view: the model.
+    """
     longest = int(packed.lengths.argmax())
     switch = view.reader.frequency_switch(view.model, int(packed.lengths[longest]))
     shorter = [] if switch is None else (packed.lengths <= switch).nonzero().flatten().tolist()
@@ -124,7 +145,7 @@ def _require_one_rotation(view: AttentionView, packed: PackedTokens) -> None:
 
 
 def require_vocabulary(d_vocab: int, ids: Int[Tensor, "*ids"]) -> None:
-    """Raise ValueError for token ids outside a vocabulary of `d_vocab` tokens."""
+    """Raise ValueError if some of these token ids are outside a vocabulary of `d_vocab` tokens."""
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= d_vocab:
         raise ValueError(
@@ -134,12 +155,16 @@ def require_vocabulary(d_vocab: int, ids: Int[Tensor, "*ids"]) -> None:
 
 
 def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:
-    """Move the real tokens of each row to the left, and cut columns that are padding in all rows.
+    """Return ids as a `PackedTokens`: real tokens of each row moved to the left, columns of padding cut off.
 
-    The rest of a row is filled with its last real token, which no model takes for padding. A decoder needs no mask for
-    such rows, because no real token attends to later ones; for an encoder `check_ids` refuses them. Raises ValueError
-    for a mask that does not fit.
+    attention_mask: 1 for real tokens, 0 for padding. The rest of a row is filled with its last real token, which no
+    model takes for padding. A decoder needs no mask for such rows, because no real token attends to later ones; for an
+    encoder `check_ids` refuses them. Raises ValueError for a mask that does not fit.
     """
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(
+            f"attention_mask= must be a tensor of 1 and 0 with the shape of the ids; found {shown(attention_mask)}"
+        )
     mask = attention_mask.cpu()
     if mask.shape != tokens.shape:
         raise ValueError(
@@ -167,10 +192,11 @@ def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask
 
 
 def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_out: str) -> None:
-    """Raise ValueError for token ids that look padded. way_out: end of the message.
+    """Raise ValueError for token ids `tokens` that look padded. way_out: advice, the end of the message.
 
-    A row looks padded if it begins or ends with the tokenizer's padding id. One such id at the beginning is allowed if
-    it is also BOS or EOS, with which models open sequences. Without a tokenizer nothing is refused.
+    A row looks padded if it begins or ends with the padding id of the tokenizer of the model in `view`. One such id at
+    the beginning is allowed if it is also BOS or EOS, with which models open sequences. Without a tokenizer nothing is
+    refused.
     """
     tokenizer = getattr(view.model, "tokenizer", None)
     pad: Any = getattr(tokenizer, "pad_token_id", None)
@@ -212,10 +238,11 @@ def numbered(rows: Iterable[Any]) -> Int[np.ndarray, "rows"]:
 
 
 def repeated_queries(view: AttentionView, prompts: PackedTokens) -> Bool[Tensor, "sequences pos"]:
-    """Return a bool mask of positions at which an earlier prompt has the same tokens up to there.
+    """Return a bool mask [sequences, pos]: True at positions up to which an earlier one of `prompts` has the same
+    tokens from its start.
 
     A query attends there as in the earlier prompt. In an encoder, which also sees later tokens, the whole prompt has to
-    be equal.
+    be equal. view: the model.
     """
     tokens, real = prompts.tokens.numpy(), prompts.real.numpy()
     repeated, base = np.zeros(tokens.shape, dtype=bool), int(tokens.max()) + 1
@@ -233,7 +260,9 @@ def repeated_queries(view: AttentionView, prompts: PackedTokens) -> Bool[Tensor,
 
 
 def within(view: AttentionView, prompts: PackedTokens, others: PackedTokens) -> Bool[Tensor, "sequences"]:
-    """Return for each prompt whether it is among `others`, or (in a decoder) is the beginning of one of them."""
+    """Return a bool for each of `prompts`: True if it is in `others`, or (if the model in `view` is a decoder) begins
+    one of them.
+    """
     rows, longer = (
         [
             tuple(row[:n])
@@ -252,9 +281,10 @@ def equality_notes(
     distinct: Int[np.ndarray, "sequences"],
     counted: str = "standard errors and p are of the distinct ones, and the mean is over all",
 ) -> tuple[Note, ...]:
-    """Return a `Note` on equal prompts from the numbers of `distinct_rows`; nothing if all are distinct.
+    """Return a tuple with a `Note` that some prompts are equal; an empty tuple if all are distinct.
 
-    counted: how equal prompts count, the end of the message.
+    distinct: a number per prompt, equal for equal prompts, as `distinct_rows` returns it. counted: how equal prompts
+    count, the end of the message.
     """
     n, different = len(distinct), int(distinct.max()) + 1
     if different == n:
@@ -266,10 +296,12 @@ def equality_notes(
 
 
 def prompt_notes(view: AttentionView, packed: PackedTokens, given: Any) -> tuple[Note, ...]:
-    """Return notes on properties of prompts that a caller may not expect, judged by their ids.
+    """Return a tuple of `Note` (`.name`, `.value`, `.message`) on properties of prompts that a caller may not expect,
+    judged by their ids.
 
-    given: the prompts in a form of `given_prompts`. Without a tokenizer there are no notes. A note's value is a list of
-    prompt indices; the value of `end_token_in_front` is that token.
+    view: the model, with the tokenizer; without a tokenizer there are no notes. packed: the prompts as ids. given: the
+    prompts in a form of `given_prompts`, such as a list of texts. A note's value is a list of prompt indices; the value
+    of `end_token_in_front` is that token.
 
         start_token_twice   The first two ids are the start token: it is in the text and was also added.
         end_token_in_front  Text gets the end token in front, because the tokenizer has no start token.

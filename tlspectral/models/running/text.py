@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors.settings import require_path
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import counted
 
@@ -23,26 +24,33 @@ _PART, _BOX = "\N{REPLACEMENT CHARACTER}", "\N{WHITE RECTANGLE}"  # a part of a 
 
 
 def packaged_text() -> str:
-    """Return *Alice's Adventures in Wonderland* (Carroll, 1865), 143 kB, public domain; see `data/text/NOTICE.md`.
+    """Return *Alice's Adventures in Wonderland* (Carroll, 1865) as one string: 143 kB, public domain.
 
-    Models have seen it in training, so a loss on it is not a held-out loss.
+    Models have seen it in training, so a loss on it is not a held-out loss. Source: `data/text/NOTICE.md`.
     """
     return (files("tlspectral") / "data" / "text" / "alice.txt").read_text(encoding="utf-8")
 
 
 def packaged_words(kind: Literal["names", "colours", "nouns"]) -> list[str]:
-    """Return packaged first names, colours or common nouns as a list of single words; see `data/binding/NOTICE.md`."""
+    """Return the packaged words of a kind as a list of single words: first names ("names"), "colours" or common
+    "nouns".
+
+    kind: which list. Source: `data/binding/NOTICE.md`.
+    """
     return (files("tlspectral") / "data" / "binding" / f"{kind}.txt").read_text(encoding="ascii").split()
 
 
 def file_text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a UTF-8 file, with or without a byte order mark.
+    """Return the text of the UTF-8 file `path`, with or without a byte order mark.
 
     Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
+    require_path("path", path)
     file = Path(path).expanduser()
     if not file.exists():
         raise FileNotFoundError(f"{path} does not exist: check the name")
+    if file.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the name of a file in it")
     content = file.read_bytes()
     problem = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
     try:
@@ -57,9 +65,10 @@ def file_text(path: str | os.PathLike[str]) -> str:
 
 
 def file_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return the lines of a UTF-8 file. Only newlines end a line; other separators, such as U+2028, stay in the text.
+    """Return the lines of the UTF-8 file `path`. Only newlines end a line; other separators, such as U+2028, stay in
+    the text.
 
-    Raises as `file_text`.
+    Raises ValueError for another encoding or a binary file, OSError for a file that cannot be read.
     """
     return NEWLINE.split(file_text(path))
 
@@ -75,7 +84,8 @@ def text_tokens(
     Args:
         view: view of a model that has a tokenizer.
         text: a document, a list of documents, or the name of a data set (one word such as `NeelNanda/pile-10k`; the
-            column `text` of its split `train` is streamed). Default (None): `packaged_text`.
+            column `text` of its split `train` is streamed). None: the packaged book, *Alice's Adventures in
+            Wonderland*.
         n_sequences: largest number of rows.
         sequence_length: tokens in a row, BOS included; at most the context is used.
 
@@ -104,15 +114,17 @@ def text_tokens(
 
 
 def token_text(view: AttentionView, token: int) -> str:
-    """Return a token as text; its id if there is no tokenizer or the id is outside its vocabulary."""
+    """Return the id `token` as text, by the tokenizer of the model in `view`; the id itself, as text, without a
+    tokenizer or outside its vocabulary.
+    """
     return tokens_text(view, [token])
 
 
 def tokens_text(view: AttentionView, tokens: list[int]) -> str:
-    """Return tokens as one text, special tokens included; their ids if they cannot be decoded.
+    """Return the ids `tokens` as one text, special tokens included; the ids as text if they cannot be decoded.
 
-    They cannot be decoded without a tokenizer, for ids outside its vocabulary, or if the user's tokenizer lacks
-    `__len__` or `decode`.
+    view: the model, with the tokenizer. Ids cannot be decoded without a tokenizer, outside its vocabulary, or if the
+    user's tokenizer lacks `__len__` or `decode`.
     """
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     if not (hasattr(tokenizer, "__len__") and hasattr(tokenizer, "decode")) or max(tokens) >= len(tokenizer):
@@ -121,10 +133,10 @@ def tokens_text(view: AttentionView, tokens: list[int]) -> str:
 
 
 def texts_in_a_row(view: AttentionView, tokens: list[int]) -> list[str]:
-    """Return the text of each token, so that all texts joined are the text of the sentence.
+    """Return a list with the text of each id in `tokens`, so that all texts joined are the text of the sentence.
 
-    A token that holds part of a letter (of an emoji, for example) is shown as a box. The last token of such a letter is
-    shown as the letter.
+    view: the model, with the tokenizer. A token that holds part of a letter (of an emoji, for example) is shown as a
+    box. The last token of such a letter is shown as the letter.
     """
     texts, before = [], ""
     for index, token in enumerate(tokens):
@@ -140,9 +152,10 @@ def texts_in_a_row(view: AttentionView, tokens: list[int]) -> list[str]:
 
 
 def _documents(text: Any) -> Iterable[str]:
-    """Return the documents of a `text` argument as a list of strings.
+    """Return the documents of the user's argument `text` as a list of strings.
 
-    Raises ValueError for anything that is not text.
+    text: None (the packaged book), a document, a list of documents, or the name of a data set, of which up to 2,000
+    rows are read. Raises ValueError for anything that is not text.
     """
     if text is None:
         return [packaged_text()]

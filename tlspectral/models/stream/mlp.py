@@ -36,7 +36,10 @@ class MlpReads:
         return self.reads == ("residual",)
 
     def stream(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """Return the stream that the MLP reads, before its norm. seen: activations at the points `reads`, by name."""
+        """Return the residual stream that the MLP reads, before its norm: the sum of activations at the points `reads`.
+
+        seen: from name in `reads` to the activation.
+        """
         first, *further = (seen[point] for point in self.reads)
         return first if not further else first + further[0].to(first.device)
 
@@ -46,9 +49,10 @@ class MlpReads:
         x: Float[Tensor, "batch pos d_model"],
         removed: Float[Tensor, "batch pos d_model"],
     ) -> Float[Tensor, "*shape d_model"]:
-        """Return the MLP's input once `removed` is subtracted from the stream; the norm is computed again.
+        """Return the MLP's input once `removed` is subtracted from the residual stream, as a new tensor; the norm is
+        computed again.
 
-        read: the MLP's input in the run. x: the stream in the run.
+        read: the MLP's input in the run without this change. x: the stream that the MLP reads in that run.
         """
         change = self._scaled(self.norm.normalized(x - removed) - self.norm.normalized(x))
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences
@@ -79,21 +83,25 @@ class MlpReads:
         )
 
     def _scaled(self, normalized: Tensor) -> Tensor:
-        """Return a normalised stream times the norm's gain, if there is one."""
+        """Return the stream `normalized` times the norm's gain, if there is one."""
         gain = self.norm.gain
         return normalized if gain is None else normalized * gain.to(normalized.dtype).to(normalized.device)
 
     def gradient(
         self, of_read: Float[Tensor, "*shape d_model"], x: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Return the gradient at the residual stream x from the gradient at the MLP's input."""
+        """Return the gradient at the residual stream x from `of_read`, the gradient at the MLP's input."""
         gain = self.norm.gain
         of_read = of_read.reshape(x.shape)
         return self.norm.gradient(of_read if gain is None else of_read * gain.to(of_read), x)
 
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
-    """Return how the MLP of a layer gets its input, None without an MLP. Raises as `AttentionView.mlp_input`."""
+    """Return how the MLP of layer `index` of the model in `view` gets its input, as `MlpReads` (`.reads`, `.norm`,
+    `.point`); None without an MLP.
+
+    Raises UnsupportedArchitecture if the norm is not supported or no hook point shows the input.
+    """
     mlp_input = view.mlp_input(index)
     if mlp_input is None:
         return None

@@ -57,7 +57,7 @@ class HeadWrites:
     def token_scale(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos"]:
         """Return the factor (1/rms per token) of the norm after the attention; 1 without such a norm.
 
-        z: outputs of all heads before W_O, because the norm acts on their sum.
+        z: outputs of all heads before W_O, because the norm acts on the sum of what all heads write.
         """
         if self.norm.kind == "none":
             return self.cast(z).new_ones(z.shape[:2])
@@ -89,7 +89,9 @@ class HeadWrites:
         )
 
     def effective(self, heads: HeadIndex | None = None) -> Float[Tensor, "chosen d_head d_model"]:
-        """Return W_O of these heads (None: all) with multiplier and gain of the norm after it; centred for LN."""
+        """Return W_O of `heads` (None: all), [chosen, d_head, d_model], with multiplier and gain of the norm after it;
+        centred for LayerNorm.
+        """
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
     def sum_of(
@@ -105,7 +107,7 @@ class HeadWrites:
         return torch.einsum("bphd,hdm->bpm", self.cast(z) * scale[..., None, None], self.effective(heads))
 
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return the part of the attention's output that belongs to no head: b_O, and the bias of the norm after it.
+        """Return the part of the attention's output that is from no head: from b_O and the bias of the norm after it.
 
         scale: `token_scale` of the run.
         """
@@ -116,7 +118,10 @@ class HeadWrites:
         return added + self.multiplier * self.cast(self.norm.bias).to(added.dtype).to(added.device)
 
     def _added(self, write: Tensor) -> Tensor:
-        """Return a write with the centring, gain and multiplier that follow W_O."""
+        """Return what a vector after W_O adds to the residual stream: centred for LayerNorm, times gain and multiplier.
+
+        write: tensor whose last axis is d_model. The norm's 1/rms per token is not applied.
+        """
         write = self.norm.centred(write)
         if self.multiplier != 1.0:
             write = write * self.multiplier
@@ -128,25 +133,26 @@ class HeadWrites:
 def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
     """Return the `HeadWrites` of a layer: its W_O, b_O, the norm after the attention and the multiplier.
 
-    cast: converts parameters before computing; the result is differentiable if `cast` is. Raises BadHead if the layer
-    does not exist.
+    view: the model. index: the layer. cast: converts parameters before computing; the result is differentiable if
+    `cast` is. Raises BadHead if the layer does not exist.
     """
     b_o, norm, multiplier = view.behind(index)
     return HeadWrites(cast(view.raw(index).w_o), None if b_o is None else cast(b_o), norm, multiplier, cast)
 
 
 def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tensor, "batch pos heads d_head"]:
-    """Return z (the heads' outputs before W_O) by head.
+    """Return z, the heads' outputs before W_O, by head.
 
-    captured: activation at its hook point; some bridges join all heads.
+    captured: activation at the hook point of z; some bridges join all heads there. w_o: W_O [heads, d_head, d_model],
+    which gives the sizes.
     """
     return captured.reshape(*captured.shape[:2], *w_o.shape[:2])
 
 
 def require_stream(view: AttentionView) -> None:
-    """Raise UnsupportedArchitecture unless the residual stream of a model is a sum of separate writes.
+    """Raise UnsupportedArchitecture unless the residual stream of the model in `view` is a sum of separate writes.
 
-    Encoders, and models that run a layer several times, are refused.
+    Encoders are refused, because their norms act on the stream, and so are models that run a layer several times.
     """
     require_causal(view, "its norms act on the residual stream, which is not a sum of what heads and MLPs write")
     require_single_runs(view)
@@ -159,7 +165,8 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
     The check: the layer's output is its input plus the writes of heads, biases and MLP. In a layer with a mixer, the
     mixer's write is whatever remains, so only the sum of the heads and the MLP's write are checked.
 
-    captured: as `capture_until` returns it, with the points `WRITE_POINTS` that the layer has. Raises
+    view: the model. index: the layer. captured: activations of a run, from hook point name to tensor, with the points
+    `WRITE_POINTS` that the layer has. cast: converts parameters and activations before computing. Raises
     UnsupportedArchitecture if a sum does not match.
     """
     names = view.hook_names(index)
@@ -198,9 +205,12 @@ def mixed(
     cast: Cast,
     behind: Literal["residual_after", "middle"] = "residual_after",
 ) -> Tensor:
-    """Return what a layer writes besides heads and MLP: its output minus its input and minus their writes.
+    """Return what a layer writes besides heads and MLP, [batch, pos, d_model]: its output minus its input and minus
+    their writes.
 
-    An MLP without a hook point is included. captured: as for `checked_writes`. behind: "middle" stops before the MLP.
+    view: the model. index: the layer. captured: activations of a run, from hook point name to tensor. cast: converts
+    activations before computing. behind: "residual_after", or "middle" to stop before the MLP. An MLP without a hook
+    point is included.
     """
     names = view.hook_names(index)
     remainder = cast(captured[names[behind]])
@@ -212,6 +222,8 @@ def mixed(
 
 def require_equal_streams(computed: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
     """Raise UnsupportedArchitecture if a stream differs from the sum of its parts by more than rounding.
+
+    computed: the sum. expected: the stream.
 
     stored: type in which the model stores it. problem, effect: beginning and end of the message.
     """
@@ -253,7 +265,7 @@ class LayerReads:
     behind: int = 0
 
     def from_stream(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch heads d_head"]:
-        """Return the heads' queries, keys or values from the residual stream x."""
+        """Return the heads' queries, keys or values (before a query/key norm) from the residual stream x."""
         x = self._input(x)
         projected = _projected(self.norm.centred(x) * self.norm.token_scale(x)[..., None], self.weight)
         return projected if self.bias is None else projected + self.bias
@@ -280,7 +292,8 @@ class LayerReads:
     ) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return how each head's queries, keys or values change if its own `removed` is subtracted from the stream x.
 
-        removed: one change of the stream per head. The stream x is projected only once.
+        removed: one change of the stream per head. heads: these heads, as indices or a slice. The norms are computed
+        again. The stream x is projected only once.
         """
         x, removed = self._centred(x, removed)
         weight, before = self.weight[heads], self.norm.scale_of_centred(x)
@@ -299,7 +312,11 @@ class LayerReads:
     def gradient(
         self, of_heads: Float[Tensor, "batch pos heads d_head"], x: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "receivers batch pos d_model"]:
-        """Return the gradient at each receiver's residual stream from the gradient at the heads' inputs (q, k or v)."""
+        """Return the gradient at each receiver's residual stream from the gradient at queries, keys or values.
+
+        of_heads: the gradient at them. x: the residual stream. A receiver is one head, or all heads if they read one
+        latent.
+        """
         of_input = einsum(
             of_heads,
             self.weight.to(of_heads),
@@ -311,7 +328,8 @@ class LayerReads:
         return self.latent.norm.gradient(of_input @ self.latent.weight[0].mT.to(of_input), x)
 
     def by_head(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return the columns that `weight` computes, by head, from the activation at the hook point.
+        """Return the columns that `weight` computes, by head, from `captured`, the activation at the hook point
+        `point`.
 
         It is a view if the heads stand side by side.
         """
@@ -329,7 +347,10 @@ class LayerReads:
         return slice(receivers[0], receivers[0] + 1) if len(receivers) == 1 else receivers
 
     def _centred(self, x: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the norm for the stream x, and the part of it that `removed` takes away; both centred."""
+        """Return (input of the norm for the stream x, amount that `removed` subtracts from it).
+
+        Both are centred if the norm is a LayerNorm.
+        """
         if self.latent is not None:
             x, removed = self._input(x), -self.latent.change(x, removed)[..., 0, :]
         # The norm is later computed on their difference. If most of the stream is removed, a difference of squares
@@ -337,17 +358,20 @@ class LayerReads:
         return self.norm.centred(x), self.norm.centred(removed)
 
     def _input(self, x: Tensor) -> Tensor:
-        """Return the input of the norm: the stream x, or in latent attention the latent computed from it."""
+        """Return the input of the norm: the stream x, or in latent attention the latent that is computed from x."""
         return x if self.latent is None else self.latent.from_stream(x)[..., 0, :]
 
 
 def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
-    """Return x times the weight of each head, with an axis of heads before the last one."""
+    """Return x times the weight of each head: [*batch, heads, d_head]."""
     return einsum(x, weight, "... d_in, head d_in d_head -> ... head d_head")
 
 
 def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
-    """Return how the heads of a layer (key/value heads for "k", "v") read the stream: one `LayerReads` per hook point.
+    """Return how the heads of the layer `raw` (key/value heads for "k", "v") read the stream: a list with one
+    `LayerReads` per hook point.
+
+    what: "q", "k" or "v" for queries, keys or values. cast: converts parameters before computing, such as `widened`.
 
     Gated attention has two for "q": the queries and the gate, both read from the same input. Latent attention has two
     for "k", whose columns stand side by side: columns from the latent, different for each head, and rotating columns
@@ -375,7 +399,11 @@ def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
 
 
 def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerReads:
-    """Return how the gate of gated attention is computed from the stream, as a `LayerReads`."""
+    """Return how the gate of the layer `raw`, which has gated attention, is computed from the stream, as a
+    `LayerReads`.
+
+    norm: input norm of the layer. cast: converts parameters before computing.
+    """
     assert raw.w_gate is not None
     weight, bias = cast(raw.w_gate), None if raw.b_gate is None else cast(raw.b_gate)
     read = LayerReads(norm, folded_weight(weight, norm), folded_bias(weight, bias, norm), "gate")
@@ -385,7 +413,11 @@ def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerRead
 def change_of_reads(
     reads: list[LayerReads], x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
 ) -> Float[Tensor, "*copies heads d_head"]:
-    """Return `LayerReads.change` for all columns of `layer_reads` side by side, without a gate's columns."""
+    """Return how queries, keys or values of a layer change if `removed` is subtracted from the stream x.
+
+    reads: the list that `layer_reads` returns. The columns of all its hook points stand side by side; a gate's columns
+    are left out. The norms are computed again.
+    """
     changes = [reading.change(x, removed) for reading in reads if reading.point != "gate"]
     if len(changes) == 1:
         return changes[0]

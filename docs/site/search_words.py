@@ -1,0 +1,35 @@
+"""Words that people type into the search field of the site, and the pages that have to come first.
+
+mkdocs calls `on_page_markdown`. The words become tags of a page for the search only, which weigh more than titles.
+"""
+
+from typing import Any
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "index.md": ("install", "cite", "citation"),
+    "questions.md": ("logit lens", "pruning", "activation steering"),
+    "concepts.md": ("D_head", "dir_frac", "rope_imag_frac", "M_S", "M_A", "Im(M_t)", "null model", "random null"),
+    "parts.md": ("mean ablation", "zero ablation", "resample ablation", "knockout"),
+    "grouped_keys.md": ("GQA", "MQA", "grouped-query attention", "attention head ablation", "head_mask"),
+    "circuits.md": ("activation patching", "attribution patching", "EAP", "EAP-IG", "circuit discovery"),
+    "wiring.md": ("path patching", "K-composition", "Q-composition"),
+    "your_question.md": ("head importance", "important heads", "head ablation"),
+    "detectors.md": ("induction", "induction head", "previous token head", "duplicate token head", "attention sink"),
+    "two_models.md": ("compare models", "model diffing", "fine-tuning"),
+    "from_transformerlens.md": ("fold_ln", "HookedTransformer", "process_weights"),
+    "gpu.md": ("gpu", "CUDA", "memory"),
+    "models.md": ("Llama", "Qwen", "Gemma", "Mistral", "Pythia", "GPT-2", "supported models", "quantised"),
+    "platforms.md": ("Colab", "Kaggle", "macOS", "MPS", "Windows", "install torch"),
+    "scale.md": ("too large", "cluster", "SLURM", "sharding"),
+    "training.md": ("RoPE", "rotary", "YaRN", "train"),
+    "report.md": ("dashboard", "visualisation", "html"),
+    "positional.md": ("positional", "symbolic", "binding"),
+}
+"""Pages by their file, with the words for which they are the answer."""
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Give a page its words."""
+    if words := WORDS.get(page.file.src_uri):
+        page.meta["tags"] = list(words)
+    return markdown

@@ -1,0 +1,161 @@
+"""Wrong arguments: swapped ones are recognised, long values are printed on one line, users' functions are named."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from zoo import shared
+
+import tlspectral as tls
+from tlspectral.errors import BadHead, kind_of, not_a, shown
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+IDS = torch.arange(2, 26).reshape(3, 8)
+TASK = tls.logit_difference(IDS, 3, 4)
+TABLE = pd.DataFrame({"layer": range(10_000), "head": 0, "a": 1.5, "b": 2})
+
+
+def model():
+    return shared("bridge", "llama")
+
+
+KINDS = [
+    (model, "a model"),
+    (lambda: TASK, "a task"),
+    (lambda: "induction", "a task"),
+    (lambda: "rope_phase", "a part"),
+    (lambda: "M_S", "a part"),
+    (lambda: tls.parts.Band("high"), "a part"),
+    (lambda: "L5H1", "a head"),
+    (lambda: (5, 1), "a head"),
+    (lambda: ["L5H1", "L6H0"], "heads"),
+    (lambda: [(5, 1), (6, 0)], "heads"),
+    (lambda: "L5", "all heads of a layer"),
+    (lambda: "L1H0.q", "a receiver"),
+    (lambda: "The cat sat", "text, such as a prompt"),
+    (lambda: ["The cat", "sat down"], "texts, such as prompts"),
+    (lambda: IDS, "whole numbers, such as token ids"),
+    (lambda: [[5, 6, 7]], "whole numbers, such as token ids"),
+    (lambda: np.arange(4), "whole numbers, such as token ids"),
+    (lambda: TABLE, "a table"),
+    (lambda: len, "a function"),
+    (lambda: "12", ""),
+    (lambda: None, ""),
+    (lambda: [1.5, None], ""),
+    (lambda: [], ""),
+]
+
+
+@pytest.mark.parametrize(("value", "kind"), KINDS, ids=[str(place) for place in range(len(KINDS))])
+def test_an_argument_is_recognised(value, kind):
+    assert kind_of(value()) == kind
+
+
+SWAPPED = [
+    (
+        lambda m: tls.ablate(m, "rope_phase", "output"),
+        BadHead,
+        r"'rope_phase' is a part, not a head; .*of ablate\(model",
+    ),
+    (lambda m: tls.ablate(m, "L0H1", "L0H2"), ValueError, "'L0H2' is a head, not a part; .*'rope_phase'"),
+    (lambda m: tls.ablate("L0H1", m, "output"), TypeError, "'L0H1' is a head, not a model; .*tlspectral.load_model"),
+    (
+        lambda m: tls.ablation_sweep(m, ["L0H1"]),
+        ValueError,
+        r"\['L0H1'\] are heads, not a part; .*ablation_sweep\(model",
+    ),
+    (lambda m: tls.ablation_sweep(m, TASK), ValueError, "is a task, not a part"),
+    (lambda m: tls.ablation_sweep(m, TABLE), ValueError, "is a table, not a part"),
+    (lambda m: tls.ablation_sweep(m, "output", task="output"), ValueError, "'output' is a part, not a task"),
+    (lambda m: tls.ablation_sweep(m, "output", heads=IDS.tolist()), BadHead, "are whole numbers, such as token ids"),
+    (lambda m: tls.scores(m, m, "L0H1"), TypeError, "is a model, not prompts"),
+    (lambda m: tls.scores(m, "L0H1", "L0H1"), ValueError, "'L0H1' is a head, not a prompt"),
+    (lambda m: tls.scores(m, TABLE, "L0H1"), TypeError, "is a table, not prompts"),
+    (lambda m: tls.evaluate(TASK, m), TypeError, "is a task, not a model"),
+    (lambda m: tls.evaluate(m, IDS), ValueError, "such as token ids, not a task"),
+    (lambda m: tls.analyze_heads(TABLE), TypeError, "is a table, not a model"),
+    (lambda m: tls.analyze_heads("L0H1"), ValueError, "'L0H1' is a head, not a model"),
+    (lambda m: tls.plots.heads(m, "D_head"), TypeError, "is a model, not a table"),
+    (lambda m: tls.stats.top_head_percentile(m), TypeError, "is a model, not a table"),
+    (lambda m: tls.hooks.summarize_sweep(m, TABLE), TypeError, "is a model, not a table"),
+    (lambda m: tls.tasks.induction("L0H1"), TypeError, "'L0H1' is a head, not repeated sequences"),
+    (lambda m: tls.tasks.paired_effect(TASK, TASK), TypeError, "is a task, not the value of a task"),
+    (lambda m: tls.Task(IDS, "L0H1"), TypeError, "'L0H1' is a head, not a metric"),
+    (lambda m: tls.read_table(m), TypeError, "is a model, not the path of a table"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), SWAPPED, ids=[str(place) for place in range(len(SWAPPED))])
+def test_swapped_arguments_are_recognised(call, error, words):
+    with pytest.raises(error, match=words):
+        call(model())
+
+
+LONG = [torch.arange(10_000), torch.randn(100, 100), [*range(10_000)], ["thing"] * 10_000, TABLE, "a b " * 9_000, model]
+
+
+@pytest.mark.parametrize("value", LONG, ids=[str(place) for place in range(len(LONG))])
+def test_a_long_value_takes_one_line(value):
+    value = value() if value is model else value
+    assert len(shown(value)) <= 160
+    for call in (
+        lambda m: tls.ablate(m, "L0H1", value),
+        lambda m: tls.ablation_sweep(m, "output", control=value),
+        lambda m: tls.ablation_sweep(m, "output", draws=value),
+        lambda m: tls.evaluate(m, value),
+        lambda m: tls.head_directions(m, "L0H1", value),
+        lambda m: tls.hooks.receivers("L0H1", value),
+        lambda m: tls.logit_difference(IDS, 3, 4, positions=value),
+    ):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call(model())
+        assert len(str(caught.value)) < 600
+        assert str(caught.value).count("\n") == 0
+
+
+def test_a_value_whose_own_text_fails_is_named_by_its_class():
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    assert shown(Broken()) == "a Broken"
+    assert not_a(Broken(), "a part") == "a Broken is not a part"
+
+
+def failing(*given):
+    return torch.zeros(2) + torch.zeros(3)
+
+
+def of_another_shape(*given):
+    return torch.zeros(7)
+
+
+class Half(tls.parts.QueryKeyPart):
+    name = "half"
+
+    def of(self, scores, pairs):
+        return torch.zeros(2) + torch.zeros(3)
+
+
+CALLS = [
+    (lambda m: tls.evaluate(m, tls.Task(IDS, failing)), r"metric failing raised RuntimeError: .*shape \(3,\)"),
+    (lambda m: tls.evaluate(m, tls.Task(IDS, of_another_shape)), r"metric of_another_shape .*shape \(3,\); found"),
+    (lambda m: tls.detect_heads(m, prompts=IDS, pattern=failing), r"failing.* raised .*a matrix of shape \(8, 8\)"),
+    (lambda m: tls.detect_heads(m, prompts=IDS, pattern=of_another_shape), r"of_another_shape.*shape \(8, 8\)"),
+    (lambda m: tls.ablation_sweep(m, Half(), heads="L0H1", task=TASK), r"Half\.of\(\) .* raised .*of shape \("),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), CALLS, ids=[str(place) for place in range(len(CALLS))])
+def test_a_function_of_the_user_that_fails_is_named_with_its_shape(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(model())
+
+
+def test_an_error_of_a_users_function_keeps_its_class():
+    def divides(*given):
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError, match=r"metric divides raised ZeroDivisionError: .*shape \(3,\)"):
+        tls.evaluate(model(), tls.Task(IDS, divides))
