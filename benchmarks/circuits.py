@@ -28,18 +28,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import typer
+from matplotlib.figure import Figure
+from tlspectral_studies.common.markdown_table import markdown_table
 from tlspectral_studies.common.pair_tasks import IOI_TEMPLATES, NAMES, PairTask, Start, pair_task
-from tlspectral_studies.fingerprint.replication.markdown import markdown_table
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
 from tlspectral.models.reading import attention_view
+from tlspectral.plots.style import INK, legend_below, new_figure
 
+FOLDER = Path("docs/results/circuits")
 PAIRS, NULL, KEPT, HEADS, DRAWS = 64, 10, 2_000, 5, 19
 SMALLEST_GAIN = 0.05  # in accuracy, for which another start token is taken
 SHOWN = (0.005, 0.02, 0.1)  # shares of the edges on the page
@@ -155,12 +157,24 @@ def print_page(folder: Path) -> None:
         row["EAP-IG with effects, largest, random"] = f"{table.attrs['top']:.2f}, {table.attrs['control']:.2f}"
         rows.append(row)
     typer.echo("\n".join(markdown_table(rows[0], (row.values() for row in rows))))
-    drawn = {name: table for name, table in tables.items() if "ioi" in name}
-    figure, axes = plt.subplots(2, 2, figsize=(13, 9), layout="constrained", sharey=True)
-    for ax, (name, table) in zip(axes.flat, drawn.items(), strict=True):
-        tls.plots.faithfulness(table, ax=ax)
-        ax.set_title(name)
-    figure.savefig(Path("docs/images/circuits.png"), dpi=110)
+    for name, figure in figures(folder).items():
+        figure.savefig(f"docs/images/{name}")
+
+
+def figures(folder: Path = FOLDER) -> dict[str, Figure]:
+    """Draw the stored curves of indirect objects, and return the figure by its file name."""
+    figure = new_figure(8.4, 6.6)
+    files = sorted(folder.glob("*ioi*.faithfulness.parquet"))
+    for axes, file in zip(figure.subplots(2, 2, sharey=True).flat, files, strict=True):
+        tls.plots.faithfulness(tls.read_table(file), ax=axes)
+        axes.set_title(file.name.removesuffix(".faithfulness.parquet"), fontsize=10, color=INK, loc="left")
+        axes.label_outer()
+        legend = axes.get_legend()
+        entries = list(zip(legend.legend_handles, [text.get_text() for text in legend.get_texts()], strict=True))
+        note = legend.get_title().get_text()
+        legend.remove()
+    legend_below(figure, entries, [note], columns=3)
+    return {"circuits.png": figure}
 
 
 def print_speed(model: Any) -> None:
@@ -187,7 +201,7 @@ def print_speed(model: Any) -> None:
 def main(
     model_name: str,
     step: Annotated[Step, typer.Argument()] = "curves",
-    folder: Path = Path("docs/results/circuits"),
+    folder: Path = FOLDER,
     only: str | None = None,
 ) -> None:
     """Run one step on one model; `--only` takes one task of the curves."""

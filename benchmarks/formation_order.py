@@ -39,11 +39,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import scipy.stats
 import typer
+from matplotlib.figure import Figure
 from tlspectral_studies.common.checkpoints import saved_checkpoints
 from tlspectral_studies.common.saved_training import SavedTraining
 from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, formation, train_cell
@@ -52,6 +52,7 @@ from tlspectral_studies.fingerprint.history_questions import formation_crossing,
 
 import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread
+from tlspectral.plots.style import BLUE, GREEN, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.tables.atomic_writes import whole_file
 
 SEEDS, EVERY, BEFORE = 3, 25, 300
@@ -165,31 +166,38 @@ def answers(runs: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def draw(runs: pd.DataFrame, file: Path) -> None:
+def figures() -> dict[str, Figure]:
+    """Draw the stored rows, and return the figure by its file name."""
+    return {"formation_order.png": draw(pd.read_csv(STORED / "formation_order.csv"))}
+
+
+def draw(runs: pd.DataFrame) -> Figure:
     """Draw the events of each run along its steps."""
     events = {
-        "median_from": ("o", 7, "tab:blue", "median of D_head below its null"),
-        "phase_from": ("D", 9, "tab:orange", "phase of the eventual head: first of eight"),
-        "prev_from": ("s", 6, "tab:red", "its previous-token attention: .5"),
-        "formed_loss": ("|", 12, "black", "formed, by the loss"),
-        "formed_both": ("x", 7, "black", "formed, by both criteria"),
+        "median_from": ("o", 7, BLUE, "median of D_head below its null"),
+        "phase_from": ("D", 9, ORANGE, "phase of the eventual head: first of eight"),
+        "prev_from": ("s", 6, GREEN, "its previous-token attention: .5"),
+        "formed_loss": ("|", 12, INK, "formed, by the loss"),
+        "formed_both": ("x", 7, INK, "formed, by both criteria"),
     }
     sorted_runs = runs.sort_values("arm", key=lambda arms: arms.map(list(ARMS).index), kind="stable")
-    figure, axes = plt.subplots(figsize=(9, 0.8 + 0.34 * len(runs)))
-    rows = np.arange(len(runs))
-    axes.hlines(rows, sorted_runs["window_from"], sorted_runs["last_step"], color="0.88", lw=9, zorder=0)
+    figure = new_figure(8.2, 1.2 + 0.3 * len(runs))
+    axes = figure.subplots()
+    rows, entries = np.arange(len(runs)), []
+    axes.hlines(rows, sorted_runs["window_from"], sorted_runs["last_step"], color=PALE, lw=9, zorder=0)
     for name, (marker, size, color, label) in events.items():
         # Only squares are filled, so that events at one step stay visible.
         filled = color if marker == "s" else "none"
-        axes.plot(sorted_runs[name], rows, marker, color=color, markerfacecolor=filled, markersize=size, label=label)
+        look = {"color": color, "markerfacecolor": filled, "markersize": size}
+        entries += [(line, label) for line in axes.plot(sorted_runs[name], rows, marker, **look)]
     axes.set_yticks(
         rows, [f"{arm}, seed {seed}" for arm, seed in zip(sorted_runs["arm"], sorted_runs["seed"], strict=True)]
     )
     axes.invert_yaxis()
     axes.set(xlabel="step (grey: measured every 25 steps, else every 100)", xlim=(0, None))
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.42, 1.0 + 2.4 / len(runs)), ncols=3, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    dress(axes)
+    legend_below(figure, entries, [], columns=2)
+    return figure
 
 
 def main(
@@ -213,7 +221,7 @@ def main(
     if rows.empty:
         raise typer.BadParameter("no run is stored yet: name a folder")
     typer.echo(answers(rows))
-    draw(rows, figure)
+    draw(rows).savefig(figure)
 
 
 if __name__ == "__main__":

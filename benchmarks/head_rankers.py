@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 import typer
+from matplotlib.figure import Figure
 from ranker_numbers import HEAD, OF_NEEDLES, gradient_estimates, needle_numbers, numbers_of_heads
 from ranker_scores import GRADIENT, draw, models_in, print_page, scores_of_model
 from tlspectral_studies.common.pair_tasks import IOI_TEMPLATES, pair_task
@@ -35,7 +36,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.text import text_tokens
 
 HALVES, ROWS, PROMPTS = 2, 3, 6  # rows of random tokens and text, and pairs of prompts, of a half
-PUBLISHED = Path("docs/results/sweeps")
+FOLDER, PUBLISHED = Path("docs/results/rankers"), Path("docs/results/sweeps")
 SWEEPS = {
     "mean": ("induction", "text", "indirect objects", "capitals"),
     "resample": ("induction", "indirect objects"),
@@ -109,14 +110,19 @@ def head_numbers(view: AttentionView, name: str) -> pd.DataFrame:
     return table
 
 
-def main(name: str, folder: Path = Path("docs/results/rankers"), work: Path = Path("out/rankers")) -> None:
+def figures() -> dict[str, Figure]:
+    """Draw the stored scores, and return the figure by its file name."""
+    return {"rankers.png": draw(pd.read_csv(FOLDER / "scores.csv"))}
+
+
+def main(name: str, folder: Path = FOLDER, work: Path = Path("out/rankers")) -> None:
     """Measure one model, or print the page's tables and draw its picture (`page`)."""
     folder.mkdir(parents=True, exist_ok=True)
     if name == "page":
         scores = pd.concat([scores_of_model(folder, one) for one in models_in(folder)], ignore_index=True)
         scores.round(4).to_csv(folder / "scores.csv", index=False)
         print_page(scores)
-        draw(scores, Path("docs/images/rankers.png"))
+        draw(scores).savefig("docs/images/rankers.png")
         return
     view = attention_view(tls.load_model(name))
     truth_file, numbers_file = folder / f"{name}-truth.csv", folder / f"{name}-numbers.csv"

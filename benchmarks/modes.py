@@ -15,13 +15,14 @@ Run `python benchmarks/modes.py`: SmolLM2-135M, some ten CPU minutes; tables tha
 import time
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.text import text_tokens
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, RED, dress, legend_below, new_figure
 from tlspectral.tasks.repeated import repeated_sequences
 
 HEADS = {"L18H6": "induction", "L16H0": "previous token"}
@@ -87,42 +88,72 @@ def ablations(model) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-def draw(rows: pd.DataFrame, share: pd.DataFrame, ablated: pd.DataFrame) -> None:
-    """The terms of each head, the shares, the ablations."""
-    figure, axes = plt.subplots(2, 3, figsize=(13, 7))
-    for line, head in zip(axes, HEADS, strict=True):
-        for ax, by in zip(line, ("source", "mode", "frequency"), strict=True):
+def figures() -> dict[str, Figure]:
+    """Draw the stored tables: the terms of each head, the shares, the ablations. Returns figures by file name."""
+    rows, share, ablated = (pd.read_csv(FOLDER / f"smollm2-135m-{name}.csv") for name in ("terms", "share", "ablation"))
+    return {
+        "modes_terms.png": draw_terms(rows),
+        "modes_share.png": draw_shares(share),
+        "modes_ablation.png": draw_ablations(ablated),
+    }
+
+
+def draw_terms(rows: pd.DataFrame) -> Figure:
+    """Draw the ten largest terms of both heads, a row of panels for each division of the score."""
+    figure = new_figure(8.4, 8.6)
+    panels = figure.subplots(3, 2)
+    for line, by in zip(panels, ("source", "mode", "frequency"), strict=True):
+        for axes, head in zip(line, HEADS, strict=True):
             of = rows[(rows["head"] == head) & (rows["by"] == by) & (rows["query_term"] != "rest")].iloc[:10]
             alike = of["query_term"] == of["key_term"]
-            names = np.where(alike, of["query_term"], of["query_term"] + " x " + of["key_term"])
-            ax.barh(range(len(of)), of["total"], xerr=of["total_se"], color="#4477aa")
-            ax.set_yticks(range(len(of)), names, fontsize=8)
-            ax.invert_yaxis()
-            ax.set_title(f"{head} by {by}, score {of['score'].iloc[0]:.1f}", fontsize=10)
-    figure.tight_layout()
-    figure.savefig("docs/images/modes_terms.png", dpi=110)
-    figure, ax = plt.subplots(figsize=(5, 3.4))
-    for head in HEADS:
+            names = np.where(alike, of["query_term"], of["query_term"] + " \N{MULTIPLICATION SIGN} " + of["key_term"])
+            axes.barh(range(len(of)), of["total"], xerr=of["total_se"], color=BLUE, ecolor=INK)
+            axes.axvline(0, color=GREY, linewidth=0.8)
+            axes.set_yticks(range(len(of)), names)
+            axes.invert_yaxis()
+            axes.set_title(f"{head} by {by}, score {of['score'].iloc[0]:.1f}", fontsize=10, color=INK, loc="left")
+            dress(axes)
+            axes.tick_params(axis="y", labelsize=8)
+    for axes in panels[-1]:
+        axes.set_xlabel("term of the score (logits)")
+        dress(axes)
+    return figure
+
+
+def draw_shares(share: pd.DataFrame) -> Figure:
+    """Draw the share of the variance of scores by the number of modes."""
+    figure = new_figure(5.6, 3.4)
+    axes = figure.subplots()
+    for head, colour, mark in zip(HEADS, (BLUE, ORANGE), "os", strict=True):
         of = share[share["head"] == head].groupby("modes")["share"]
-        ax.errorbar(of.mean().index, of.mean(), of.sem(), marker="o", label=f"{head} ({HEADS[head]})")
-    ax.set(xscale="log", xticks=[*COUNTS, 64], xlabel="largest modes", ylabel="share of the scores' variance")
-    ax.set_xticklabels(map(str, [*COUNTS, 64]))
-    ax.minorticks_off()
-    ax.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig("docs/images/modes_share.png", dpi=110)
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
-    for ax, all_but in zip(axes, (False, True), strict=True):
+        look = {"marker": mark, "color": colour, "label": f"{head} ({HEADS[head]})"}
+        axes.errorbar(of.mean().index, of.mean(), of.sem(), **look)
+    axes.set(xscale="log", xlabel="largest modes", ylabel="share of the scores' variance")
+    axes.set_xticks([*COUNTS, 64], list(map(str, [*COUNTS, 64])))
+    axes.minorticks_off()
+    dress(axes)
+    legend_below(figure, list(zip(*axes.get_legend_handles_labels(), strict=True)), [], columns=2)
+    return figure
+
+
+def draw_ablations(ablated: pd.DataFrame) -> Figure:
+    """Draw the induction loss without modes (red) beside the loss without random directions (grey)."""
+    figure = new_figure(7.6, 3.4)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, all_but in zip(panels, (False, True), strict=True):
         of = ablated[ablated["all_but"] == all_but]
-        ax.errorbar(of["modes"], of["delta"], of["delta_se"], marker="o", label="modes")
-        ax.errorbar(of["modes"], of["control_delta"], of["control_delta_se"], marker="s", label="random directions")
-        ax.set(xscale="log", xticks=COUNTS, xlabel="largest modes " + ("kept" if all_but else "removed"))
-        ax.set_xticklabels(map(str, COUNTS))
-        ax.minorticks_off()
-    axes[0].set_ylabel("induction loss, less intact (nat)")
-    axes[0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig("docs/images/modes_ablation.png", dpi=110)
+        axes.errorbar(
+            of["modes"], of["control_delta"], of["control_delta_se"], marker="s", color=GREY, label="random directions"
+        )
+        axes.errorbar(of["modes"], of["delta"], of["delta_se"], marker="o", color=RED, label="modes")
+        axes.set(xscale="log", xlabel="largest modes " + ("kept" if all_but else "removed"))
+        axes.set_xticks(COUNTS, list(map(str, COUNTS)))
+        axes.minorticks_off()
+        dress(axes)
+    panels[0].set_ylabel("induction loss, less intact (nat)")
+    dress(panels[0])
+    legend_below(figure, list(zip(*panels[0].get_legend_handles_labels(), strict=True)), [], columns=2)
+    return figure
 
 
 def main() -> None:
@@ -135,14 +166,13 @@ def main() -> None:
         "share": lambda: shares(model, view),
         "ablation": lambda: ablations(model),
     }
-    tables = []
     for name, make in made.items():
         began, file = time.process_time(), FOLDER / f"smollm2-135m-{name}.csv"
         if not file.exists():
             make().to_csv(file, index=False)
-        tables.append(pd.read_csv(file))
         print(f"{name}: {time.process_time() - began:.0f} CPU s", flush=True)
-    draw(*tables)
+    for name, figure in figures().items():
+        figure.savefig(f"docs/images/{name}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 import typer
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
@@ -63,11 +64,8 @@ def measure(model_name: str) -> None:
 @app.command()
 def page() -> None:
     """Print rank correlations with intervals, and the strongest heads on text and on repeats; draw the picture."""
-    figure = new_figure(11.5, 5.4)
-    panels = figure.subplots(len(MODELS), len(DRAWN))
-    for (name, title), axes in zip(MODELS.items(), panels, strict=True):
-        rows = pd.read_csv(FOLDER / f"{name}.csv")
-        uniform, table = rows[rows["layer"] < 0].iloc[0], rows[rows["layer"] >= 0]
+    for name, title in MODELS.items():
+        table, uniform = stored(name)
         print(f"{title}: {len(table)} heads; median {table[list(SPREAD)].median().round(3).to_dict()}")
         print("  uniform", uniform[["prev", "ind", *SPREAD]].astype(float).round(3).to_dict())
         print(f"  first token above half: {(table['start_share'] > 0.5).mean():.2f} of heads")
@@ -81,13 +79,28 @@ def page() -> None:
                 f"{top.index[0]} {top.iloc[0][detector]:.2f}, {top.iloc[0][f'{detector}_repeats']:.2f}" for top in tops
             ]
             print(f"  {detector}: {len(tops[0].index.intersection(tops[1].index))} of the top ten agree; best {best}")
-        for panel, (x, y) in zip(axes, DRAWN, strict=True):
+    for name, figure in figures().items():
+        figure.savefig(f"docs/images/{name}")
+
+
+def stored(name: str) -> tuple[pd.DataFrame, pd.Series]:
+    """Return the stored table of heads of a model, and the row of uniform attention."""
+    rows = pd.read_csv(FOLDER / f"{name}.csv")
+    return rows[rows["layer"] >= 0], rows[rows["layer"] < 0].iloc[0]
+
+
+def figures() -> dict[str, Figure]:
+    """Draw the stored tables, a column for each model, and return the figure by its file name."""
+    figure = new_figure(7.2, 2.5 * len(DRAWN))
+    for (name, title), panels in zip(MODELS.items(), figure.subplots(len(DRAWN), len(MODELS)).T, strict=True):
+        table, uniform = stored(name)
+        for panel, (x, y) in zip(panels, DRAWN, strict=True):
             draw(panel, table, uniform, x, y)
-        axes[0].text(
-            0.98, float(uniform["distance"]), "uniform attention", fontsize=8, color=GREY, ha="right", va="top"
+        panels[0].text(
+            0.98, float(uniform["distance"]), "uniform attention", fontsize=9, color=GREY, ha="right", va="top"
         )
-        axes[0].set_title(f"{title}, {len(table)} heads", fontsize=10, color=INK, loc="left")
-    figure.savefig("docs/images/on_text.png", dpi=110)
+        panels[0].set_title(f"{title}, {len(table)} heads", fontsize=10, color=INK, loc="left")
+    return {"on_text.png": figure}
 
 
 def draw(panel: Axes, table: pd.DataFrame, uniform: pd.Series, x: str, y: str) -> None:

@@ -50,16 +50,17 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
 import typer
+from matplotlib.figure import Figure
 from positional_profiles import SCORES, by_pair, profile, shared
 from tlspectral_studies.fingerprint.replication.sentences.power import holm
 from tlspectral_studies.positional_symbolic.medians import median_tests
 
 import tlspectral as tls
+from tlspectral.plots.style import BLUE, INK, ORANGE, dress, legend_below, new_figure
 from tlspectral.positional import BindingTask
 from tlspectral.tables import read_table
 from tlspectral.tables.measurement import unbundled
@@ -224,7 +225,7 @@ def page() -> None:
     typer.echo(borders(tables["pairs"], tables["profiles"]).round(2).to_string(index=False))
     places = tables["places"].groupby(["model", "group", "pairs"])[["place", *SCORES]]
     typer.echo(places.corr(method="spearman").xs("place", level=-1).drop(columns="place").round(2).to_string())
-    draw(tables)
+    draw(tables).savefig("docs/images/positional_256.png")
 
 
 def borders(pairs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
@@ -243,24 +244,36 @@ def borders(pairs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(tables: dict[str, pd.DataFrame]) -> None:
+def figures() -> dict[str, Figure]:
+    """Draw the stored tables, and return the figure by its file name."""
+    tables = {table: pd.read_csv(FOLDER / f"binding_{table}.csv") for table in ("answers", "pairs")}
+    return {"positional_256.png": draw(tables)}
+
+
+def draw(tables: dict[str, pd.DataFrame]) -> Figure:
     """Draw the answers by place, and the index by rotary pair."""
-    figure, axes = plt.subplots(1, 4, figsize=(14, 3.6), layout="constrained")
-    colours = {16: "tab:orange", 256: "tab:blue"}
+    figure = new_figure(8.2, 6.4)
+    panels = figure.subplots(2, 2).flat
+    colours = {16: ORANGE, 256: BLUE}
+    axes = next(panels)
     plain = tables["answers"].query("template == 'plain'")
     for (model, pairs), table in plain.groupby(["model", "pairs"]):
         places = table.groupby("place")["relative_probability"]
         style = {"color": colours[pairs], "linestyle": "-" if model == "smollm2-135m" else "--"}
-        axes[0].errorbar(range(1, 10), places.mean(), places.sem(), label=f"{model}, {pairs} pairs", **style)
-    axes[0].set(xlabel="block that is asked about, of nine", ylabel="probability of the answer among the choices")
-    axes[0].legend(fontsize=7)
-    for ax, ((model, group), table) in zip(axes[1:], tables["pairs"].groupby(["model", "group"]), strict=False):
+        axes.errorbar(range(1, 10), places.mean(), places.sem(), label=f"{model}, {pairs} pairs", **style)
+    axes.set(xlabel="block that is asked about, of nine", ylabel="probability of the answer\namong the choices")
+    dress(axes)
+    entries = list(zip(*axes.get_legend_handles_labels(), strict=True))
+    for axes, ((model, group), table) in zip(panels, tables["pairs"].groupby(["model", "group"]), strict=False):
         for pairs in PAIRS:
             one = table[table["task"] == f"binding {pairs}"]
-            ax.plot(one["frequency"], one["index"], color=colours[pairs], label=f"{pairs} pairs")
-        ax.set(xlabel="rotary pair", ylabel="median exclusion index", ylim=(0, 1), title=f"{model}, {group} heads")
-        ax.legend(fontsize=7)
-    figure.savefig("docs/images/positional_256.png", dpi=100)
+            dashes = "-" if model == "smollm2-135m" else "--"
+            axes.plot(one["frequency"], one["index"], color=colours[pairs], linestyle=dashes)
+        axes.set(xlabel="rotary pair", ylabel="median exclusion index", ylim=(0, 1))
+        axes.set_title(f"{model}, {group} heads", fontsize=10, color=INK, loc="left")
+        dress(axes)
+    legend_below(figure, entries, [], columns=2)
+    return figure
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from tlspectral_studies.fingerprint.replication.markdown import markdown_table
+from tlspectral_studies.common.markdown_table import markdown_table
 from tlspectral_studies.positional_symbolic.agreement import score_agreement
 
 import tlspectral as tls

@@ -1,14 +1,16 @@
 """How well numbers of heads find the heads that matter: scores, the page's tables and its picture."""
 
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import scipy.stats
 import typer
-from tlspectral_studies.fingerprint.replication.markdown import markdown_table
+from matplotlib.figure import Figure
+from tlspectral_studies.common.markdown_table import markdown_table
 
+from tlspectral.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, dress, legend_below, new_figure
 from tlspectral.stats import partial_spearman
 from tlspectral.stats.jackknife import jackknife
 
@@ -151,26 +153,32 @@ def print_page(scores: pd.DataFrame) -> None:
     typer.echo("\ntiny models\n\n" + "\n".join(markdown_table(["ranker", *ranks], rows)))
 
 
-def draw(scores: pd.DataFrame, file: Path) -> None:
+def draw(scores: pd.DataFrame) -> Figure:
     """Draw the AUC of every ranker on every truth of the large models."""
     large = scores[~scores["model"].str.startswith(TINY)]
     means = large[large["ranker"] != HALVES].groupby(["ranker", "model"])["auc"].mean().groupby("ranker").mean()
     order, names = means.sort_values().index, list(large["model"].unique())
-    colours = {task: f"C{number}" for number, task in enumerate(large["task"].unique())}
-    figure, axes = plt.subplots(1, len(names), figsize=(6.5 * len(names), 6.5), layout="constrained", sharey=True)
-    shown = {}
-    for ax, name in zip(np.atleast_1d(axes), names, strict=True):
+    colours = dict(zip(large["task"].unique(), (BLUE, ORANGE, GREEN, PURPLE), strict=True))
+    figure = new_figure(8.4, 6.4)
+    shown: dict[str, Any] = {}
+    for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
         of_model = large[large["model"] == name]
         for (task, ablation), rows in of_model.groupby(["task", "ablation"]):
             values, marker = rows.set_index("ranker")["auc"].reindex(order), MARKERS[ablation]
-            [shown[f"{task}, {ablation}"]] = ax.plot(values, range(len(order)), marker, color=colours[task], alpha=0.8)
+            look = {"color": colours[task], "alpha": 0.8, "markersize": 5}
+            [shown[f"{task}, {ablation}"]] = axes.plot(values, range(len(order)), marker, **look)
         mean = of_model.groupby("ranker")["auc"].mean()
-        [shown["mean"]] = ax.plot(mean.reindex(order), range(len(order)), "|", color="black", markersize=16)
+        [shown["mean"]] = axes.plot(mean.reindex(order), range(len(order)), "|", color=INK, markersize=15)
         if HALVES in mean:
-            shown["beyond what one half finds of the other"] = ax.axvspan(mean[HALVES], 1.01, color="0.92")
-        ax.axvline(0.5, color="0.6", linewidth=1)
-        ax.set(title=name, xlabel="chance that a head that matters is ranked before another (AUC)", xlim=(0, 1.01))
-        ax.grid(axis="y", color="0.93")
-        ax.set_yticks(range(len(order)), [PLAIN.get(ranker, ranker) for ranker in order])
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(file, dpi=110)
+            look = {"color": "#edf1e4", "linewidth": 0}
+            shown["beyond what one half finds of the other"] = axes.axvspan(mean[HALVES], 1.01, **look)
+        shown["chance"] = axes.axvline(0.5, color=GREY, linewidth=1)
+        axes.set(xlim=(0, 1.01), xlabel="AUC")
+        axes.grid(axis="y", color="#edeff2")
+        axes.set_axisbelow(True)
+        axes.set_yticks(range(len(order)), [PLAIN.get(ranker, ranker) for ranker in order])
+        axes.set_title(name, fontsize=10, color=INK, loc="left")
+        dress(axes)
+    note = "AUC: chance that a head that matters is ranked before another"
+    legend_below(figure, [(artist, text) for text, artist in shown.items()], [note], columns=3)
+    return figure

@@ -37,13 +37,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
 import typer
 from circuits import PAIRS, chosen_start
 from jaxtyping import Bool, Float64
+from matplotlib.figure import Figure
 from tlspectral_studies.common.pair_tasks import PairTask, pair_task
 from tqdm import tqdm
 
@@ -53,6 +53,7 @@ from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import overlaps, selected_share
 from tlspectral.models.reading import attention_view
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, dress, legend_below, new_figure
 
 FOLDER = Path("docs/results/stable_edges")
 TASKS: tuple[PairTask, ...] = ("ioi swapped", "agreement", "opposites")
@@ -307,25 +308,37 @@ def print_page() -> None:
                 of = rows.pivot_table(index=["chosen", "split", "direction"], columns="choice", values="faithfulness")
                 less = (of["stable"] - of["as many largest"]).groupby("chosen").agg(["mean", "sem"])
                 print(f"stable less as many largest\n{less.round(3).to_string()}")
+    for name, figure in figures().items():
+        figure.savefig(f"docs/images/{name}")
+
+
+def figures() -> dict[str, Figure]:
+    """Draw the stored overlaps over the number of pairs, and return the figure by its file name."""
     files = sorted(FOLDER.glob("*-overlap.csv"))
-    rows_of_panels = -(-len(files) // 3)
-    figure, axes = plt.subplots(rows_of_panels, 3, figsize=(11, 3.6 * rows_of_panels), sharey=True, squeeze=False)
-    for ax, file in zip(axes.flat, files, strict=False):
+    lines = -(-len(files) // 2)
+    figure = new_figure(7.6, 2.7 * lines + 0.5)
+    panels = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
+    shown = {}
+    for axes, file in zip(panels.flat, files, strict=False):
         rows = pd.read_csv(file)
-        for choice, style in (("largest", "o-"), ("as many largest", "s--"), ("stable", "^-")):
-            of = rows[rows["choice"] == choice].groupby("pairs")
+        for choice, style, colour in (
+            ("largest", "o-", ORANGE), ("as many largest", "s--", INK), ("stable", "^-", BLUE)
+        ):  # fmt: skip
+            of = rows[rows["choice"] == choice].groupby("pairs")["jaccard"]
             label = "50 largest" if choice == "largest" else choice
-            ax.errorbar(of["jaccard"].mean().index, of["jaccard"].mean(), of["jaccard"].std(), fmt=style, label=label)
-        ax.axhline(STABLE, color="0.7", lw=0.8)
-        ax.set(xscale="log", xticks=SIZES, xlabel="pairs in each of two disjoint samples")
-        ax.set_xticklabels(map(str, SIZES))
-        ax.minorticks_off()
-        ax.set_title(file.stem.removesuffix("-overlap"), fontsize=10)
-    for first in axes[:, 0]:
-        first.set_ylabel("Jaccard index of what both choose")
-    axes[0, 0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig("docs/images/stable_edges.png", dpi=110)
+            shown[label] = axes.errorbar(of.mean().index, of.mean(), of.std(), fmt=style, color=colour)
+        shown["the goal for stable sets"] = axes.axhline(STABLE, color=GREY, linewidth=0.8, linestyle=":")
+        axes.set(xscale="log")
+        axes.set_xticks(SIZES, list(map(str, SIZES)))
+        axes.minorticks_off()
+        axes.set_title(file.stem.removesuffix("-overlap"), fontsize=10, color=INK, loc="left")
+        dress(axes)
+    for axes in panels.flat[len(files) :]:
+        axes.set_axis_off()
+    figure.supylabel("Jaccard index of what both samples choose", fontsize=10, color=INK)
+    note = "across: pairs in each of two disjoint samples"
+    legend_below(figure, [(artist, text) for text, artist in shown.items()], [note], columns=4)
+    return {"stable_edges.png": figure}
 
 
 def main(what: str, out: Path = Path("out/stable_edges")) -> None:

@@ -41,19 +41,20 @@ banned runs form later than free ones is known from the stored grid and is not t
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import scipy.stats
 import typer
+from matplotlib.figure import Figure
 from statsmodels.stats.multitest import multipletests
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, Arm, constrained_grid
 from tlspectral_studies.fingerprint.constrained.penalties import rotary_pairs
 from tlspectral_studies.fingerprint.statistics.rank_tests import mann_whitney
 
+from tlspectral.plots.style import BLUE, GREEN, GREY, INK, RED, dress, legend_below, new_figure
 from tlspectral.tables import read_table
 
 ASSISTED, BEHIND, SEEDS = 300, 1000, 5
@@ -68,6 +69,9 @@ def symmetric_first_head(model: AttentionOnlyTransformer) -> None:
     """Give L0H0 its W_Q as W_K, in place: M = W_Q W_Q^T is symmetric."""
     attention = model.layers[0].attn
     attention.W_K[0] = attention.W_Q[0]
+
+
+STORED = Path("docs/results/constrained")
 
 
 def real_first_head(model: AttentionOnlyTransformer) -> None:
@@ -264,32 +268,42 @@ def page_rows(runs: pd.DataFrame) -> list[str]:
     return rows
 
 
-def draw(runs: pd.DataFrame, tracks: pd.DataFrame, file: Path) -> None:
+def figures() -> dict[str, Figure]:
+    """Draw the stored runs, and return the figure by its file name."""
+    runs, tracks = (pd.read_csv(STORED / f"steering{name}.csv") for name in ("", "_tracks"))
+    return {"steering.png": draw(runs, tracks)}
+
+
+def draw(runs: pd.DataFrame, tracks: pd.DataFrame) -> Figure:
     """Draw the steps of formation, and the share of the final head over training."""
-    colors = dict(zip(KINDS, ("0.35", "tab:red", "tab:blue", "tab:green"), strict=True))
-    figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), width_ratios=(1, 1.4))
+    colors = dict(zip(KINDS, (INK, RED, BLUE, GREEN), strict=True))
+    figure = new_figure(8.4, 6.0)
     titles = {"ape": "learned absolute positions", "rope": "rotary positions"}
-    for (positions, title), (left, right) in zip(titles.items(), axes, strict=True):
+    entries: dict[str, Any] = {}
+    panels = figure.subplots(2, 2, width_ratios=(1, 1.3))
+    for (positions, title), (left, right) in zip(titles.items(), panels, strict=True):
         for place, kind in enumerate(KINDS):
             steps = values(runs, positions, kind, "formed_both")
             left.plot(np.full(len(steps), place) + np.linspace(-0.15, 0.15, len(steps)), steps, "o", color=colors[kind])
             left.hlines(steps.mean(), place - 0.3, place + 0.3, color=colors[kind])
             arm = arms_of(positions)[kind].name
-            for seed, track in tracks[tracks["arm"] == arm].groupby("seed"):
-                label = kind if seed == 0 else None
-                right.plot(track["step"], track["share"], color=colors[kind], lw=1, alpha=0.8, label=label)
+            for _, track in tracks[tracks["arm"] == arm].groupby("seed"):
+                [entries[kind]] = right.plot(track["step"], track["share"], color=colors[kind], lw=1, alpha=0.8)
         left.set_xticks(range(len(KINDS)), KINDS)
-        left.set(ylabel="step of formation", ylim=(0, None), title=title)
-        right.axvline(ASSISTED, color="0.7", lw=0.8, ls="--")
+        left.set(ylabel="step of formation", ylim=(0, None))
+        left.set_title(title, fontsize=10, color=INK, loc="left")
+        look = {"color": GREY, "lw": 0.8, "ls": "--"}
+        entries["the penalty of `assisted` ends"] = right.axvline(ASSISTED, **look)
         right.set(xlabel="step", ylabel=f"{SHARE[positions].removesuffix('_raw')} of the final head", ylim=(0, None))
-    axes[0, 1].legend(frameon=False, loc="center right")
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
+        dress(left)
+        dress(right)
+    legend_below(figure, [(artist, text) for text, artist in entries.items()], [], columns=5)
+    return figure
 
 
 def main(
     folder: Annotated[Path | None, typer.Argument(help="Folder of the runs; none: the stored tables of runs.")] = None,
-    output: Path = Path("docs/results/constrained"),
+    output: Path = STORED,
     figure: Path = Path("docs/images/steering.png"),
     jobs: Annotated[int, typer.Option(help="Processes, one thread each.")] = 1,
     seeds: Annotated[int, typer.Option(help="Fewer than the schedule's five: an answer on the way.")] = SEEDS,
@@ -303,7 +317,7 @@ def main(
             table.round(4).to_csv(file, index=False)
     runs, tracks = (pd.read_csv(file) for file in files)
     typer.echo(answers(runs))
-    draw(runs, tracks, figure)
+    draw(runs, tracks).savefig(figure)
 
 
 if __name__ == "__main__":

@@ -60,3 +60,18 @@ def test_several_scores_and_features_are_said_in_the_title():
     )
     table.attrs["n_distinct"] = 2
     assert "mean of 3 scores (2 distinct), " in qk_attribution(table).axes[0].get_title(loc="left")
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_no_dot_is_cut_by_the_edge(sign):
+    table = terms()
+    for name in [*PARTS, "total"]:  # all terms of one sign, the smallest near 0, as by="frequency" has them
+        table[name] = sign * np.array([5.0, 3.0, 1.0, 0.1, 0.0])
+    figure = qk_attribution(table)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (dots,) = part(figure, "total")
+    box, radius = axes.get_window_extent(), dots.get_markersize() / 2 * figure.dpi / 72
+    for place in axes.transData.transform(dots.get_xydata()):
+        assert box.x0 + radius < place[0] < box.x1 - radius
+        assert box.y0 + radius < place[1] < box.y1 - radius

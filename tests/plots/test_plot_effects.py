@@ -98,8 +98,38 @@ def test_sets_stand_by_their_names_beside_random_sets():
 @pytest.mark.parametrize("with_ablated", [False, True])
 def test_one_panel_per_head_and_one_line_per_state(with_ablated):
     panels = kernel(KERNELS, KERNELS.assign(score=-KERNELS["score"]) if with_ablated else None).axes
-    assert [axes.get_title() for axes in panels] == ["L2H1", "L2H5"]
+    assert [axes.get_title(loc="left") for axes in panels] == ["L2H1", "L2H5"]
     for start, axes in zip((0, 4), panels, strict=True):
         scores = list(range(start, start + 4))
         expected = [scores, [-score for score in scores]][: 1 + with_ablated]
         assert [line.get_ydata().tolist() for line in axes.lines] == expected
+
+
+def test_the_band_of_a_kernel_is_that_of_the_other_heads_at_its_mean():
+    scores = np.random.default_rng(0).normal(size=(6, 4))
+    all_heads = pd.DataFrame({"layer": np.repeat([0, 1, 2], 8), "head": np.tile(np.repeat([0, 1], 4), 3),
+        "offset": np.tile(np.arange(-3, 1), 6), "score": scores.ravel()})  # fmt: skip
+    drawn = all_heads.iloc[4:8]  # L0H1
+    figure = kernel(drawn, others=all_heads)
+    (band,) = part(figure, "other heads")
+    others = np.delete(scores, 1, axis=0)
+    moved = others - others.mean(1, keepdims=True) + scores[1].mean()
+    low, high = np.quantile(moved, [0.05, 0.95], axis=0)
+    corners = band.get_paths()[0].vertices
+    for edge in (low, high):
+        for offset, value in zip(range(-3, 1), edge, strict=True):
+            assert np.isclose(corners, (offset, value)).all(1).any()
+    assert "5 to 95 % of 5 other heads" in said(figure)
+    assert not figure.axes[0].get_legend()
+    with pytest.raises(ValueError, match="others= has no other head than L0H1 with a score"):
+        kernel(drawn, others=drawn)
+    with pytest.raises(ValueError, match="column"):
+        kernel(drawn, others=all_heads.drop(columns="score"))
+
+
+def test_the_legend_of_a_kernel_is_below_the_curve():
+    figure = kernel(KERNELS, KERNELS.assign(score=1.0))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert all(not legend.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes)
+    assert [text.get_text() for text in legend.get_texts()] == ["intact", "ablated"]

@@ -11,7 +11,8 @@ import pandas as pd
 import plotted_tables
 import pytest
 import torch
-from figure_parts import part, said
+from figure_parts import part, said, small_texts
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from plotted_tables import terms
@@ -124,6 +125,36 @@ def test_texts_are_large_enough_inside_the_figure_and_not_on_one_another(name):
             assert not box.padded(-1).overlaps(boxes[other].padded(-1)), (names[number], names[other])
 
 
+@pytest.mark.parametrize("name", [SLOW.get(name, name) for name in FIGURES])
+def test_no_letter_is_below_nine_pixels_in_a_page_column(name):
+    assert small_texts(FIGURES[name][0]()) == {}
+
+
+LARGE = {
+    "patterns": lambda: plots.patterns(shared("bridge", "gpt2"), torch.arange(24), all_heads(12)),
+    "eigenvalues": lambda: plots.eigenvalues(shared("bridge", "gpt2"), all_heads(6)),
+    "kernel": lambda: plots.kernel(kernels_of(5)),
+    "map": lambda: plots.heads(made_up_heads.heads(40, 128), "D_head"),
+    "graph": lambda: plots.circuit(many_edges(2, 40), most=24),
+    "matrix": lambda: plots.circuit(many_edges(3, 40), most=300),
+}
+
+
+def all_heads(count: int) -> list[str]:
+    cfg = shared("bridge", "gpt2").cfg
+    return [f"L{layer}H{head}" for layer in range(cfg.n_layers) for head in range(cfg.n_heads)][:count]
+
+
+def kernels_of(count: int) -> pd.DataFrame:
+    return pd.DataFrame({"layer": 0, "head": np.repeat(np.arange(count), 4), "offset": [-3, -2, -1, 0] * count,
+        "score": np.random.default_rng(0).normal(size=4 * count)})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_figures_of_many_heads_keep_their_letters_legible(name):
+    assert small_texts(LARGE[name]()) == {}
+
+
 def drawn(axes):
     return [len(artists) for artists in (axes.lines, axes.collections, axes.patches, axes.texts)]
 
@@ -164,6 +195,8 @@ def test_the_largest_edges_are_drawn_by_size_and_sign():
     np.testing.assert_allclose((widths - 0.4) / 2.6, sizes / 3.1)
     colours = [edge.get_edgecolor()[:3] for edge in edges]
     assert colours[0] == colours[1] != colours[2] == colours[3]
+    (mesh,) = part(plots.circuit(many_edges(3, 3), most=25), "edges")
+    assert {to_hex(colour) for colour in mesh.cmap([0.0, 1.0])} == {to_hex(colours[0]), to_hex(colours[2])}
     nodes = {text.get_text(): text.get_position() for text in part(figure, "node")}
     assert set(nodes) == {"embedding", "L0MLP", "L0H2", "L1KV0", "L1H0", "logits"}
     heights = {name: place[1] for name, place in nodes.items()}
@@ -196,7 +229,63 @@ def test_lines_pass_between_boxes_and_the_largest_have_their_number():
         crossed += [name for name, box in boxes.items() if name not in ends and box.count_contains(points)]
     assert crossed == []
     numbers = [text.get_text() for text in part(figure, "effect")]
-    assert numbers == [two_decimals(effect) for effect in largest["delta"].iloc[:5]]
+    assert numbers == [f"{two_decimals(effect)} q" for effect in largest["delta"].iloc[:5]]
+
+
+def test_strokes_have_the_dashes_of_the_legend_whatever_their_width():
+    edges = pd.DataFrame({
+        "sender": ["L0H0", "L0H0", "L0H0", "L0H1", "L0H1"],
+        "receiver": ["L1H0.q", "L1H0.k", "L1H0.v", "L1H0.v", "logits"],
+        "delta": [3.0, -2.0, 1.0, 0.01, -0.5],
+    })  # fmt: skip
+    figure = plots.circuit(edges)
+    drawn = dict(zip(["q", "k", "v", "thin v", "logits"], sorted_edges(figure, edges), strict=True))
+    dashes = {name: line._dash_pattern[1] for name, line in drawn.items()}
+    assert dashes["q"] is dashes["logits"] is None
+    assert tuple(dashes["v"]) == tuple(dashes["thin v"]) != tuple(dashes["k"])
+    assert {line.get_capstyle() for line in drawn.values()} == {"butt"}
+    (legend,) = figure.legends
+    entries = dict(zip([text.get_text() for text in legend.get_texts()], legend.get_lines(), strict=True))
+    for name in ("k", "v"):
+        assert tuple(entries[f"into {name}"]._dash_pattern[1]) == tuple(dashes[name])
+        assert entries[f"into {name}"].get_dash_capstyle() == "butt"
+    ends = [drawn[name]._path_original.vertices[-1][0] for name in "qkv"]
+    assert ends[0] < ends[1] < ends[2]  # side by side, so that no two colours lie on one another
+    assert {text.get_text()[-2:] for text in part(figure, "effect")} >= {" q", " k", " v"}
+
+
+def sorted_edges(figure, edges):
+    """Lines of the edges, in the order of the table."""
+    order = edges["delta"].abs().sort_values(ascending=False).index
+    lines = dict(zip(order, part(figure, "edge"), strict=True))
+    return [lines[row] for row in edges.index]
+
+
+@pytest.mark.parametrize("edges", [EDGES, pd.DataFrame({
+    "sender": ["embedding", "L0MLP", "L0MLP", "L1H0", "L1H1"],
+    "receiver": ["L0MLP", "L1H0.k", "L1H0.v", "logits", "L1MLP"], "delta": [-7.5, 1.0, -2.0, 3.0, 2.5],
+})])  # fmt: skip
+def test_no_number_covers_the_head_of_an_arrow_or_a_box(edges):
+    figure = plots.circuit(edges)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    tips = [axes.transData.transform(line._path_original.vertices[-1]) for line in part(figure, "edge")]
+    tips = np.concatenate([tips, np.array(tips) - (0.0, 4.0)])
+    boxes = [node.get_bbox_patch().get_window_extent().get_points().mean(0) for node in part(figure, "node")]
+    for number in part(figure, "effect"):
+        assert not Text.get_window_extent(number).count_contains([*tips, *boxes]), number.get_text()
+
+
+def test_lines_that_pass_a_row_do_not_lie_on_one_another():
+    edges = pd.DataFrame({
+        "sender": ["embedding", "L0MLP", "embedding", "L0MLP"], "receiver": ["L0MLP", "L1H0.q", "logits", "logits"],
+        "delta": [3.0, -2.0, 1.0, -0.5],
+    })  # fmt: skip
+    lines = sorted_edges(plots.circuit(edges), edges)
+    low = 2 - 0.24  # the row of L1H0, which both lines to the logits pass
+    places = [{x for x, y in line._path_original.vertices if abs(y - low) < 1e-6} for line in lines[2:]]
+    (one,), (other,) = places
+    assert abs(one - other) > 0.01
 
 
 def test_heads_that_share_keys_stand_in_one_box_and_lines_go_around_it():

@@ -24,7 +24,7 @@ from tlspectral.selection import Heads, head_name
 
 _MOST_HEADS = 12
 _LONGEST = 14  # letters of a token that are written
-_COLUMNS = 4
+_WIDTH = 8.4  # inches; letters of 8 points are then 9 pixels high in a page column of 688 pixels
 
 
 @checked_settings
@@ -76,9 +76,9 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks
         first = 0 if sink or without_sinks else 1
         if len(tokens) == first:
             raise ValueError("the prompt is one token, whose key is left out: give more tokens, or sink=True")
-        columns = min(_COLUMNS, len(names))
+        columns = min(2 if len(names) <= 4 else 3, len(names))
         rows = -(-len(names) // columns)
-        side = float(np.clip(0.17 * len(tokens), 2.0, 7.0))
+        side = float(np.clip(0.17 * len(tokens), 2.0, (_WIDTH - 2.0) / columns))
         figure = new_figure(columns * side + 2.0, rows * (side + 0.4) + 1.0)
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
         shown = [pattern[:, first:] for pattern in weights]

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel, two_decimals
+from tlspectral.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel, two_decimals
 from tlspectral.tables.schema import require
 
-_PARTS = {"symmetric": BLUE, "antisymmetric": ORANGE, "phase": "#5b8f5a", "outside_m": PALE}
+_PARTS = {"symmetric": BLUE, "antisymmetric": ORANGE, "phase": GREEN, "outside_m": PALE}
 _MOST_BARS = 16
 
 
@@ -64,6 +64,7 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         right, left = right + values.clip(min=0), left + values.clip(max=0)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.margins(x=0.04)
+    axes.use_sticky_edges = False  # the bars end at 0, and a dot there needs room on both sides
     handles: list[tuple[Artist, str]] = [(Patch(facecolor=colour), part) for part, colour in _PARTS.items()]
     handles.append(_draw_points(axes, shown["total"], heights, "total", INK))
     if "measured" in shown:

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
+from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -30,15 +28,22 @@ from tlspectral.plots.style import (
     legend_below,
     one_panel,
     two_decimals,
+    two_sided_colours,
 )
 from tlspectral.tables.schema import require
 
 _MOST_EDGES = 40
 _MATRIX_FROM = 25  # edges; more lines than this cannot be followed by eye
+_MOST_IN_ROW = 10  # boxes; more do not fit side by side in a page column with letters of 9 pixels
+_WIDEST = 8.4  # inches
 _NUMBERED = 5
 _HALF_ROW = 0.24  # half the height of a box, as a share of the distance between rows
 _NODE = re.compile(r"L(\d+)(?:H(\d+)|KV(\d+)|MLP)")
-_INPUTS: dict[str, Any] = {"q": "-", "k": "--", "v": ":"}
+_STROKES: dict[str, Any] = {"q": "-", "k": (0, (8, 3)), "v": (0, (1.5, 2))}
+"""Line style by what the receiver reads; dashes and gaps are in points, whatever the width of the line."""
+_ASIDE = {"q": -0.4, "k": 0.0, "v": 0.4}  # shift of a line's end to the side, in half boxes
+_LANE = 0.15  # distance between lines that pass a row at the same place, in half boxes
+_UNSCALED: Any = {"lines.scale_dashes": False}
 
 
 def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -94,6 +99,7 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         (worst,) = axes.plot(edges["share"], edges["worst"], ":", color=BLUE, linewidth=1, gid="worst")
         lines.append((worst, f"if unseen pairs ({edges['unseen'].max():.2f} of all) carried nothing"))
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("share of all edges that are kept")
     axes.set_ylabel("share of the gap carried")
     dress(axes)
@@ -114,10 +120,11 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     'the 2 largest of 2 edges'
 
     Use it to read a table of `tls.edge_effects`, where an edge is what one head or MLP writes into the input of
-    another. The graph runs from the embedding at the bottom to the logits at the top, with a row of boxes per layer.
-    Line width is the size of the effect, colour its sign (blue: cutting the edge lowers the metric), and line style
-    what the receiver reads: queries, keys or values. The five largest edges show their number. A frame joins heads that
-    share keys or values. In the matrix, senders and receivers are in layer order, and colour is the effect.
+    another. The graph runs from the embedding at the bottom to the logits at the top, with a row of boxes per layer; a
+    graph with more than 10 boxes in a row is drawn as a matrix. Line width is the size of the effect, colour its sign
+    (blue: cutting the edge lowers the metric), and line style what the receiver reads: queries, keys or values. The
+    five largest edges show their number and the letter q, k or v. A frame joins heads that share keys or values. In the
+    matrix, senders and receivers are in layer order, and colour is the effect.
 
     Args:
         edges: table with the columns `sender` ("L0H1"), `receiver` ("L1H0.k") and `delta` or `estimate`. Where `delta`
@@ -144,7 +151,16 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     if shown.empty:
         raise ValueError("no edge has an effect: give edges with a delta or an estimate")
     note = f"the {len(shown)} largest of {len(edges)} edges"
-    return _matrix(shown, note, ax) if len(shown) >= _MATRIX_FROM else _graph(shown, note, ax)
+    if len(shown) >= _MATRIX_FROM or _most_in_row(shown) > _MOST_IN_ROW:
+        return _matrix(shown, note, ax)
+    return _graph(shown, note, ax)
+
+
+def _most_in_row(shown: pd.DataFrame) -> int:
+    """Return the number of boxes in the fullest row of the graph of these edges."""
+    ends = shown["receiver"].str.split(".").str[0]
+    rows = Counter(y for _, y in _places([*shown["sender"], *ends], _groups(shown, ends)).values())
+    return max(rows.values())
 
 
 def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
@@ -157,13 +173,17 @@ def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
     down = sorted(shown["receiver"].unique(), key=_order, reverse=True)
     values = shown.pivot_table(index="receiver", columns="sender", values="effect", aggfunc="sum")
     values = values.reindex(index=down, columns=across).to_numpy(float)
-    figure, axes = one_panel(ax, 2.6 + 0.19 * len(across), 1.9 + 0.19 * len(down))
+    cell = min(0.19, (_WIDEST - 2.6) / len(across))
+    figure, axes = one_panel(ax, 2.6 + cell * len(across), 1.9 + cell * len(down))
     reach = float(np.nanmax(np.abs(values))) or 1.0
-    colours = ScalarMappable(Normalize(-reach, reach), colormaps["PuOr_r"])
+    colours = two_sided_colours(reach)
+    every = int(
+        np.ceil(10 / (72 * cell))
+    )  # a label of 8 points needs 10 points; where cells are smaller some have none
     look = {"edgecolors": PALE, "linewidth": 0.3, "cmap": colours.cmap, "norm": colours.norm}
     axes.pcolormesh(np.ma.masked_invalid(values), gid="edges", **look)
-    axes.set_xticks(np.arange(len(across)) + 0.5, across, rotation=90)
-    axes.set_yticks(np.arange(len(down)) + 0.5, down)
+    axes.set_xticks(np.arange(0, len(across), every) + 0.5, across[::every], rotation=90)
+    axes.set_yticks(np.arange(0, len(down), every) + 0.5, down[::every])
     axes.set(xlabel="sender", ylabel="receiver", ylim=(len(down), 0))
     dress(axes)
     axes.tick_params(labelsize=8)
@@ -190,20 +210,26 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
         across, row = [places[head][0] for head in heads], places[heads[0]][1]
         places[name] = (min(across) + max(across)) / 2, row
         solid += [(x, row) for x in np.arange(min(across), max(across), half)]
-    figure, axes = one_panel(ax, max(6.4, 0.95 * most_in_row), 1.7 + 0.6 * height)
+    figure, axes = one_panel(ax, max(6.4, 0.84 * most_in_row), 1.7 + 0.6 * height)
     axes.set(xlim=(-1.1, 1.1), ylim=(-0.7, height + 0.7))
     axes.axis("off")
     largest = float(shown["effect"].abs().max()) or 1.0
-    middles = []
-    for (_, row), end in zip(shown.iterrows(), ends, strict=True):
-        read_input = str(row["receiver"]).rpartition(".")[2]
+    middles, along, uncovered = [], [], []
+    lanes: dict[int, list[float]] = {}
+    reads = shown["receiver"].str.partition(".")[2]
+    for (_, row), end, read in zip(shown.iterrows(), ends, reads, strict=True):
         colour, width = BLUE if row["effect"] < 0 else ORANGE, 0.4 + 2.6 * abs(row["effect"]) / largest
-        path = _between_boxes(places[str(row["sender"])], places[str(end)], solid, half)
-        arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=8, color=colour, linewidth=width,
-            linestyle=_INPUTS.get(read_input, "-"), alpha=0.8, gid="edge")  # fmt: skip
-        axes.add_patch(arrow)
+        # Edges into the queries, keys and values of one box end side by side.
+        (x, y), aside = places[str(end)], half * _ASIDE.get(read, 0.0)
+        path = _between_boxes(places[str(row["sender"])], (x + aside, y), solid, half, lanes)
         points = np.asarray(path.vertices)
+        with rc_context(_UNSCALED):
+            arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=8, color=colour, linewidth=width,
+                linestyle=_STROKES.get(read, "-"), capstyle="butt", gid="edge")  # fmt: skip
+        axes.add_patch(arrow)
         middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # the middle of the curve's first piece
+        along.append(Path(np.asarray(path.cleaned(curves=False).vertices)[:-1]).interpolated(4).vertices)
+        uncovered.append(points[-1] - np.linspace(0.0, 0.2, 4)[:, None] * (0.0, 1.0))  # the arrow's head
     for name, heads in framed.items():
         across, y = [places[head][0] for head in heads], places[name][1]
         corner, size = (
@@ -212,7 +238,7 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
         )
         axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=GREY, linewidth=0.8, gid=f"group {name}"))
         label = name[name.index("KV") :]
-        axes.text(corner[0], y + 0.9 * _HALF_ROW, label, va="bottom", fontsize=6.5, color=INK, zorder=5, gid="group")
+        axes.text(corner[0], y + 0.9 * _HALF_ROW, label, va="bottom", fontsize=8, color=INK, zorder=5, gid="group")
     for name, (x, y) in places.items():
         if name in framed:
             continue
@@ -220,11 +246,16 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
         axes.text(x, y, name, ha="center", va="center", fontsize=8, color=INK, bbox=box, zorder=5, gid="node")
     handles = [(Line2D([], [], color=colour), text) for colour, text in (
         (BLUE, "cutting it lowers the score"), (ORANGE, "raises it"))]  # fmt: skip
-    handles += [(Line2D([], [], color=GREY, linestyle=stroke), f"into {side}") for side, stroke in _INPUTS.items()]
-    legend_below(figure, handles, [note], columns=5, ax=ax)
-    numbers = [two_decimals(effect) for effect in shown["effect"].iloc[:_NUMBERED]]
-    boxes = np.array([*places.values()])
-    name_points(figure, axes, numbers, np.array(middles[:_NUMBERED]), boxes, colours=[INK] * len(numbers), gid="effect")
+    with rc_context(_UNSCALED):
+        look: dict[str, Any] = {"color": INK, "linewidth": 2.0, "dash_capstyle": "butt"}
+        handles += [(Line2D([], [], linestyle=dash, **look), f"into {side}") for side, dash in _STROKES.items()]
+        legend_below(figure, handles, [note], columns=5, ax=ax)
+    numbers = [f"{two_decimals(effect)} {read}".strip() for effect, read in zip(shown["effect"], reads, strict=True)]
+    boxes = [(x + side * half, y + up * _HALF_ROW) for x, y in places.values()
+             for side in np.linspace(-1.0, 1.0, 5) for up in (-0.7, 0.0, 0.7)]  # fmt: skip
+    numbers, colours = numbers[:_NUMBERED], [INK] * len(numbers[:_NUMBERED])
+    name_points(figure, axes, numbers, np.array(middles[:_NUMBERED]), np.concatenate(along), colours=colours,
+        gid="effect", clear=np.concatenate([*uncovered, boxes]))  # fmt: skip
     return figure
 
 
@@ -241,19 +272,26 @@ def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
 
 
 def _between_boxes(
-    start: tuple[float, float], end: tuple[float, float], boxes: list[tuple[float, float]], half: float
+    start: tuple[float, float],
+    end: tuple[float, float],
+    boxes: list[tuple[float, float]],
+    half: float,
+    lanes: dict[int, list[float]],
 ) -> Path:
     """Return a matplotlib Path, a curve from the top of the box at `start` to the bottom of the box at `end`, which
     avoids the boxes of the rows between.
 
     `start`, `end` and `boxes` are centres (x, row), `half` is half the width of a box, all in units of the axes.
+    `lanes` is a dict from a row to the positions where earlier lines pass it; the positions of this line are added.
     """
     if end[1] <= start[1]:  # within a row or downwards: a straight line
         return Path([start, end])
     points = [(start[0], start[1] + _HALF_ROW)]
     for row in range(int(start[1]) + 1, int(end[1])):
         straight = start[0] + (end[0] - start[0]) * (row - start[1]) / (end[1] - start[1])
-        x = _nearest_gap(straight, [place for place, height in boxes if height == row], 1.25 * half)
+        in_row = [place for place, height in boxes if height == row]
+        x = _nearest_gap(straight, in_row, 1.25 * half, lanes.get(row, []), _LANE * half)
+        lanes.setdefault(row, []).append(x)
         points += [(x, row - _HALF_ROW), (x, row + _HALF_ROW)]
     points.append((end[0], end[1] - _HALF_ROW))
     vertices, codes = [points[0]], [Path.MOVETO]
@@ -267,13 +305,18 @@ def _between_boxes(
     return Path(vertices, codes)
 
 
-def _nearest_gap(x: float, boxes: list[float], half: float) -> float:
+def _nearest_gap(x: float, boxes: list[float], half: float, taken: list[float], lane: float) -> float:
     """Return the horizontal position nearest to `x` that is at least `half` away from the centre of every box of a row;
     `boxes` are these centres.
+
+    The position is also at least `lane` away from the lines at `taken`, if there is room within four lanes.
     """
     free = [place for place in (x, *(box + side * half for box in boxes for side in (-1.0, 1.0)))
             if all(abs(place - box) >= half - 1e-9 for box in boxes)]  # fmt: skip
-    return min(free, key=lambda place: abs(place - x))
+    beside = [place + step * lane for place in free for step in range(-4, 5)]
+    apart = [place for place in beside if all(abs(place - box) >= half - 1e-9 for box in boxes)
+             and all(abs(place - line) >= lane - 1e-9 for line in taken)]  # fmt: skip
+    return min(apart or free, key=lambda place: abs(place - x))
 
 
 def _order(name: str) -> tuple[int, int, int, str]:

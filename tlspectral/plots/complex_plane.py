@@ -17,7 +17,6 @@ from tlspectral.plots.style import BLUE, GREY, INK, PALE, dress, legend_below, n
 from tlspectral.selection import Heads, head_name
 
 _MOST_HEADS = 12
-_COLUMNS = 4
 _DRAWS = 30
 
 
@@ -58,9 +57,9 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
         pairs = [(layer, head) for layer, some in sorted(heads_by_layer(view, heads).items()) for head in some]
         if not 0 < len(pairs) <= _MOST_HEADS:
             raise ValueError(f"{len(pairs)} heads given: give 1 to {_MOST_HEADS} heads, each has a panel")
-        columns = min(_COLUMNS, len(pairs))
+        columns = min(2 if len(pairs) <= 4 else 3, len(pairs))
         rows = -(-len(pairs) // columns)
-        figure = new_figure(2.9 * columns + 0.4, 3.2 * rows + 0.5)
+        figure = new_figure(2.65 * columns + 0.4, 2.85 * rows + 0.8)
         panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
         angle = np.linspace(0.0, 2.0 * np.pi, 181)
         for axes, pair in zip(panels, pairs, strict=False):
@@ -90,7 +89,7 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
             (Line2D([], [], color=PALE, marker=".", linestyle="none"), f"of {_DRAWS} draws of its null"),
             (Line2D([], [], color=GREY), "root mean square modulus of the draws"),
         ]
-        legend_below(figure, handles, [], columns=3)
+        legend_below(figure, handles, [], columns=1)
         return figure
 
 

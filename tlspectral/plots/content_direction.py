@@ -13,12 +13,11 @@ from matplotlib.patches import Patch
 from tlspectral.errors import earlier_calls
 from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
+from tlspectral.plots.style import GREY, PALE, RED, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
 from tlspectral.tables.head_columns import column_title, null_band
 from tlspectral.tables.schema import require
 
-_RING = "#c8102e"
 _BAND_DEVIATIONS = 2.0
 
 _Entry = tuple[Any, str]  # an artist of the legend (or a tuple of artists drawn over each other), and its text
@@ -88,7 +87,7 @@ def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
     legend_below(figure, entries, [_left_out(table.drop(index=drawn.index))], ax=ax)
     if len(ringed):
         names, rings = [str(name) for name in ringed["name"]], ringed[coordinates].to_numpy(float)
-        name_points(figure, axes, names, rings, points, colours=[_RING] * len(names), gid="previous-token head")
+        name_points(figure, axes, names, rings, points, colours=[RED] * len(names), gid="previous-token head")
     return figure
 
 
@@ -121,11 +120,11 @@ def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
 
     `area` is the area of a head's dot in square points.
     """
-    look = {"facecolors": "none", "edgecolors": _RING, "linewidths": 1.4, "zorder": 4}
+    look = {"facecolors": "none", "edgecolors": RED, "linewidths": 1.4, "zorder": 4}
     axes.scatter(ringed["dir_frac"], ringed["D_head"], s=3.2 * area, gid="previous-token heads", **look)
     low, high = ringed["prev"].min(), ringed["prev"].max()
     label = f"{len(ringed)} strongest previous-token heads (prev {low:.2f} to {high:.2f})"
-    ring = Line2D([], [], linestyle="none", marker="o", markersize=9, markerfacecolor="none", markeredgecolor=_RING)
+    ring = Line2D([], [], linestyle="none", marker="o", markersize=9, markerfacecolor="none", markeredgecolor=RED)
     return ring, label
 
 

@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.errors import BadHead, warn_caller
-from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, one_panel, two_decimals
+from tlspectral.plots.style import BLUE, GREY, INK, PALE, RED, dress, legend_below, new_figure, one_panel, two_decimals
 from tlspectral.selection import Heads, head_name, named_heads, pair_in_table
+from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 from tlspectral.tasks.control_tests import draws_floor
 
-_INTACT, _ABLATED = "#1b6ca8", "#c8102e"
-_COLUMNS = 3
+_COLUMNS = 2
+_OTHERS_RANGE = (0.05, 0.95)
 
 
 def ablation_effects(
@@ -102,7 +103,7 @@ def ablation_effects(
         handles = [(_draw_control(axes, table), f"{n_draws} {what}, {least}")]
         _write_pvalues(axes, table)
     replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
-    dots = axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=_ABLATED, zorder=4)
+    dots = axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=RED, zorder=4)
     handles.insert(0, (dots[0], f"{table['part'].iloc[0]} removed{replaced}"))
     named = zip(table["name"], table["prev"], strict=True)
     names = [name if np.isnan(prev) else f"{name}  (prev {prev:.2f})" for name, prev in named]
@@ -188,13 +189,19 @@ def _title(sweep: pd.DataFrame, task: str) -> str:
     return ", ".join(parts)
 
 
-def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axes | None = None) -> Figure:
+def kernel(
+    intact: pd.DataFrame,
+    ablated: pd.DataFrame | None = None,
+    *,
+    others: pd.DataFrame | None = None,
+    ax: Axes | None = None,
+) -> Figure:
     """Draw the mean attention score of heads against the distance of the key, a panel per head, intact and ablated.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
     >>> kernel = tls.relative_position_kernel(model, "L0H3")
-    >>> tls.plots.kernel(kernel).axes[0].get_title()
+    >>> tls.plots.kernel(kernel).axes[0].get_title(loc="left")
     'L0H3'
 
     Use it to see which distance a head prefers, and whether a part of the head makes this preference:
@@ -208,6 +215,8 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
         intact: result of `tls.relative_position_kernel`. Used columns: `layer, head, offset, score`.
         ablated: a second such table for the same heads, made inside a block of `tls.ablate`. Default: None, which draws
             only `intact`.
+        others: such a table of all heads of the model, for a grey band: 5 to 95 % of the other heads at each distance,
+            each moved to the mean score of the drawn head. Default: None, no band.
         ax: matplotlib Axes to draw into, if there is one head. Default: a new figure.
 
     Returns:
@@ -215,40 +224,75 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
         softmax, in logits. Predicted scores are not drawn.
 
     Raises:
-        ValueError: `ax` is given and the table has several heads.
+        ValueError: `ax` is given and the table has several heads; `others` has no other head with a score at these
+            offsets, or comes from another model.
         TypeError: `ax` is not a matplotlib Axes.
 
-    Not established: that distance alone decides. A kernel mixes the effects of content and position.
+    Not established: that distance alone decides. A kernel mixes the effects of content and position. A head outside the
+    band differs from most heads of the model; the band is not a null of the head itself.
     """
-    for name, table in (("intact", intact), ("ablated", ablated)):
-        if name == "intact" or table is not None:
-            require(table, ("layer", "head", "offset", "score"), "relative_position_kernel", name=f"table {name}=")
+    needed = ("layer", "head", "offset", "score")
+    require(intact, needed, "relative_position_kernel", name="table intact=")
+    for name, table in (("ablated", ablated), ("others", others)):
+        if table is not None:
+            require(table, needed, "relative_position_kernel", name=f"table {name}=")
     groups = list(intact[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
     if ax is not None and len(groups) > 1:
         raise ValueError(
             f"ax= takes one panel, and the kernels are of {len(groups)} heads: choose the rows of one head, or leave "
             "ax= out"
         )
+    if others is not None:
+        require_same_model(others, intact.attrs, "the kernels", name="table of other heads")
     if len(groups) == 1:
         figure, axes = one_panel(ax, 5.6, 4.0)
         panels = [axes]
     else:
         columns = min(_COLUMNS, len(groups))
         rows = -(-len(groups) // columns)
-        figure = new_figure(4.2 * columns + 0.6, 3.5 * rows + 0.3)
+        figure = new_figure(3.6 * columns + 0.4, 3.0 * rows + 0.5)
         panels = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten().tolist()
         for axes in panels[len(groups) :]:
             axes.set_axis_off()
+    entries: dict[str, Any] = {}
     for axes, (layer, head) in zip(panels, groups, strict=False):
-        table = intact[(intact["layer"] == layer) & (intact["head"] == head)]
-        axes.plot(table["offset"], table["score"], "o-", markersize=3.5, color=_INTACT, label="intact")
+        table = intact.loc[(intact["layer"] == layer) & (intact["head"] == head)]
+        if others is not None:
+            n_others, band = _draw_others(axes, table, others)
+            entries.setdefault(f"5 to 95 % of {n_others} other heads, moved to the same mean", band)
+        (line,) = axes.plot(table["offset"], table["score"], "o-", markersize=3.5, color=BLUE, gid="intact")
+        entries.setdefault("intact", line)
         if ablated is not None:
             same = ablated[(ablated["layer"] == layer) & (ablated["head"] == head)]
-            axes.plot(same["offset"], same["score"], "s--", markersize=3.5, color=_ABLATED, label="ablated")
-        axes.set_title(f"L{layer}H{head}", color=INK)
+            (line,) = axes.plot(same["offset"], same["score"], "s--", markersize=3.5, color=RED, gid="ablated")
+            entries.setdefault("ablated", line)
+        axes.set_title(f"L{layer}H{head}", fontsize=10, color=INK, loc="left")
         axes.set_xlabel("offset of the key (tokens)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         dress(axes)
-    panels[0].set_ylabel("mean score before the softmax")
-    panels[0].legend(frameon=False)
+    for axes in panels[::_COLUMNS]:
+        axes.set_ylabel("mean score before the softmax")
+    handles = [(artist, text) for text, artist in entries.items()]
+    legend_below(figure, handles if len(handles) > 1 else [], [], columns=3, ax=ax)
     return figure
+
+
+def _draw_others(axes: Axes, drawn: pd.DataFrame, others: pd.DataFrame) -> tuple[int, Any]:
+    """Shade the middle 90 % of the kernels of other heads, each moved to the mean score of the drawn head.
+
+    `drawn` are the rows of one head. Returns the number of other heads, and the band for the legend.
+    """
+    head = (others["layer"] == drawn["layer"].iloc[0]) & (others["head"] == drawn["head"].iloc[0])
+    wide = others[~head].pivot_table(index="offset", columns=["layer", "head"], values="score")
+    offsets = drawn.loc[drawn["score"].notna(), "offset"]
+    wide = wide.reindex(offsets).dropna(axis=1)
+    if wide.empty:
+        name = head_name(drawn["layer"].iloc[0], drawn["head"].iloc[0])
+        raise ValueError(
+            f"others= has no other head than {name} with a score at all of its offsets: give "
+            "relative_position_kernel(model) of all heads, with the same offsets="
+        )
+    moved = wide.to_numpy() - wide.to_numpy().mean(0) + drawn["score"].mean()
+    low, high = np.quantile(moved, _OTHERS_RANGE, axis=1)
+    band = axes.fill_between(offsets, low, high, color=PALE, linewidth=0, zorder=1, gid="other heads")
+    return wide.shape[1], band

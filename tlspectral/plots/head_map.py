@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -15,7 +13,15 @@ from matplotlib.ticker import MaxNLocator
 from tlspectral.errors import shown
 from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.style import INK, colour_bar, dress, legend_below, one_panel, sequential_colours
+from tlspectral.plots.style import (
+    INK,
+    colour_bar,
+    dress,
+    legend_below,
+    one_panel,
+    sequential_colours,
+    two_sided_colours,
+)
 from tlspectral.selection import head_name
 from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.schema import require, require_one_row
@@ -36,7 +42,7 @@ def heads(
     >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
     ('head', 'layer')
 
-    Use it to find heads that stand out in a column. If the column has both signs, orange is above 0 and purple below 0
+    Use it to find heads that stand out in a column. If the column has both signs, orange is above 0 and blue below 0
     on a symmetric scale, and the largest absolute values are named. A head with NaN or an infinite value is grey; a
     head without a row is white.
 
@@ -67,7 +73,7 @@ def heads(
     has_row[layer, head] = True
     missing = has_row & ~np.isfinite(values)
 
-    cell = float(np.clip(7.0 / max(values.shape), 0.14, 0.5))
+    cell = min(7.0 / max(values.shape), 0.5)
     size = cell * np.array(values.shape[::-1])
     figure, axes = one_panel(ax, max(size[0], 2.6) + 1.6, max(size[1], 1.8) + 1.3)
     colours = _colours(values, limits)
@@ -111,6 +117,6 @@ def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMa
     )
     if low < 0 < high:
         reach = max(-low, high)
-        return ScalarMappable(Normalize(-reach, reach), colormaps["PuOr_r"])
+        return two_sided_colours(reach)
     colours = sequential_colours(pd.Series([low, high]))
     return ScalarMappable(colours.norm, colours.cmap.reversed())

@@ -20,14 +20,13 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import detect_heads
 from tlspectral.hooks.head_wall import wall as measured_wall
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
-from tlspectral.plots.style import BLUE, GREY, INK, PALE, colour_bar, legend_below, new_figure, two_decimals
+from tlspectral.plots.style import BLUE, GREY, INK, PALE, RED, colour_bar, legend_below, new_figure, two_decimals
 from tlspectral.selection import head_pairs
 from tlspectral.tables.detector_columns import DETECTORS, FRAMED, framed_kind
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 from tlspectral.tasks import Task
 
-RED = "#c8102e"
 FRAMES = {"prev": ("#0072b2", "-"), "dup": ("#009e73", (0, (3, 1.5))), "ind": ("#d55e00", (0, (1, 1)))}
 """Colour and line style of each detector's frame."""
 

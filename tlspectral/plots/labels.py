@@ -23,17 +23,20 @@ def name_points(
     *,
     colours: list[str],
     gid: str,
+    clear: Float[np.ndarray, "clear 2"] | None = None,
 ) -> None:
     """Write each of `names` near its point, inside the axes, where it covers few other names and points. The figure is
     changed.
 
-    `places` are the named points [named, 2] and `others` points [points, 2] that should stay visible, both in data
-    coordinates. `colours` has a colour per name. `figure.findobj` finds the texts by `gid`.
+    `places` are the named points [named, 2], `others` points [points, 2] that should stay visible, and `clear` points
+    [clear, 2] that no name may cover, all in data coordinates. `colours` has a colour per name. `figure.findobj` finds
+    the texts by `gid`.
     """
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())
     figure.draw_without_rendering()  # computes the layout; pixel coordinates are unknown before
     dots, targets = axes.transData.transform(others), axes.transData.transform(places)
+    uncovered = np.empty((0, 2)) if clear is None else axes.transData.transform(clear)
     inside = axes.get_window_extent()
     occupied: list[Bbox] = []
     lines = np.empty((0, 2))
@@ -64,6 +67,7 @@ def name_points(
             line = target + np.linspace(0.0, 1.0, 12)[:, None] * (box.get_points().mean(axis=0) - target)
             outside = not (inside.contains(*box.min) and inside.contains(*box.max))
             cost = 1000.0 * outside + 1000.0 * sum(box.overlaps(other) for other in occupied)
+            cost += 200.0 * box.padded(1).count_contains(uncovered)
             cost += 50.0 * box.padded(4).count_contains(targets) + 3.0 * box.count_contains(dots) + 0.1 * distance
             cost += 20.0 * (box.count_contains(lines) + sum(other.count_contains(line) for other in occupied))
             tried.append((cost, box, line, offset))

@@ -1,4 +1,9 @@
-"""Style of the figures: colours that survive print and colour blindness, plain axes, notes below the panels."""
+"""Style of the figures: colours that survive print and colour blindness, plain axes, notes below the panels.
+
+Red is what is removed or asked for, and grey is chance: a null, a control, or other heads. Blue and orange are the two
+signs of an effect, or two things that are compared. A page shows a figure 688 pixels wide, and no letter of it is
+smaller than 9 pixels there: letters of 8 points need a figure of at most 8.4 inches, letters of 9 points 9.5 inches.
+"""
 
 import io
 from collections.abc import Sequence
@@ -11,7 +16,7 @@ from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -21,6 +26,9 @@ PALE = "#d5d9df"
 BLUE = "#1b5e9b"
 ORANGE = "#e07b00"
 """Blue and orange differ in lightness and hue, so they can be told apart in grey print and with colour blindness."""
+RED = "#c8102e"
+GREEN = "#5b8f5a"
+PURPLE = "#7b4fa3"
 
 _SAVED_DPI = 150
 
@@ -68,6 +76,13 @@ def sequential_colours(values: pd.Series) -> ScalarMappable:
     finite = finite[np.isfinite(finite)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     return ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
+
+
+def two_sided_colours(reach: float) -> ScalarMappable:
+    """Return a colour map from -reach (blue) over 0 (white) to reach (orange); small values differ clearly from 0."""
+    shades = [(0.0, BLUE), (0.3, "#74a0c8"), (0.48, "#dbe7f2"), (0.5, "#ffffff")]
+    shades += [(0.52, "#fce9d3"), (0.7, "#f0b062"), (1.0, ORANGE)]
+    return ScalarMappable(Normalize(-reach, reach), LinearSegmentedColormap.from_list("two_sided", shades))
 
 
 def draw_dots(

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
+from figure_parts import small_texts
 from tlspectral_studies.bifocal import figures
 
 pytestmark = pytest.mark.lowest
@@ -59,6 +60,7 @@ def test_a_line_per_arm_is_the_mean_of_its_rows(draw, columns, panel, lines):
     table = product(**columns, arm=ARMS, seed=seeds, layer=[0]).sort_values(panel)
     table[NUMBERS] = np.random.default_rng(0).random((len(table), len(NUMBERS)))
     drawn = draw(table.assign(low=-1.0, high=2.0))
+    assert small_texts(drawn) == {}
     for axes, (_, rows) in zip(drawn.axes, table.groupby(panel), strict=True):
         for (arm, of_arm), (label, column) in itertools.product(rows.groupby("arm"), lines.items()):
             expected = of_arm.groupby(next(iter(columns)))[column].mean()
@@ -122,4 +124,4 @@ def test_every_path_is_drawn_and_failures_are_dashed():
         expected = [tuple(path.abs()) for _, path in of_task.groupby(["start", "seed"])["omega"]]
         assert sorted(tuple(line.get_ydata()) for line in lines) == sorted(expected)
         assert sum(line.get_linestyle() == "-" for line in lines) == solid
-        assert f"({solid} of 4 runs)" in axes.get_title()
+        assert f"({solid} of 4 runs)" in axes.get_title(loc="left")

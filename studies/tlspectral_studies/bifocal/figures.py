@@ -14,7 +14,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.typing import LineStyleType
 
-from tlspectral.plots.style import GREY, INK, PALE, colour_bar, dress, new_figure, sequential_colours
+from tlspectral.plots.style import (
+    GREY,
+    INK,
+    PALE,
+    colour_bar,
+    dress,
+    legend_below,
+    new_figure,
+    sequential_colours,
+)
 from tlspectral.tables.schema import require
 
 _SPECTRAL = "an arm that has spectral parameters"
@@ -91,17 +100,17 @@ def resonance_evolution(table: pd.DataFrame) -> Figure:
     """
     require(table, ("step", "pairs", "resonance"), _SPECTRAL)
     sets = list(table["pairs"].unique())
-    figure = new_figure(3.8 * len(sets) + 0.4, 3.2)
-    for axes, pairs in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
+    figure, panels = _two_in_a_row(len(sets))
+    for axes, pairs in zip(panels, sets, strict=True):
         for arm, part in _by_arm(_where(table, "pairs", pairs)):
             steps, mean = _mean_per_step(part, "resonance")
             axes.plot(steps, mean, color=_ARM_COLOURS.get(arm, INK), label=arm)
-        axes.set_title(f"{pairs} pairs", color=INK)
+        axes.set_title(f"{pairs} pairs", fontsize=10, color=INK, loc="left")
         axes.set_xlabel("step")
-        axes.set_ylabel(r"mean over $N$ of $\max_t \cos(\Omega_t N)$")
+        axes.set_ylabel(r"largest $\cos(\Omega N)$, mean over $N$")
         axes.ticklabel_format(axis="y", useOffset=False)
         dress(axes)
-        _legend(axes)
+    _shared_legend(figure)
     return figure
 
 
@@ -184,8 +193,8 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
     require(losses, ("language", "seed", "step", "loss"), _LANGUAGES, name="table of losses")
     require(references, ("language", "entropy_floor", "chance_loss"), _LANGUAGES, name="table of references")
     languages = list(losses["language"].unique())
-    figure = new_figure(4.0 * len(languages) + 0.4, 3.4)
-    for axes, language in zip(figure.subplots(1, len(languages), squeeze=False)[0], languages, strict=True):
+    figure, panels = _two_in_a_row(len(languages))
+    for axes, language in zip(panels, languages, strict=True):
         levels = _where(references, "language", language).iloc[0]
         axes.axhline(levels["entropy_floor"], color=GREY, linewidth=1.0, linestyle="--", label="entropy floor")
         axes.axhline(levels["chance_loss"], color=GREY, linewidth=1.0, linestyle=":", label="chance")
@@ -195,11 +204,11 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
             smooth = pd.DataFrame(wide.rolling(window, min_periods=1).mean()).to_numpy()  # steps seeds
             axes.plot(wide.index.to_numpy(), smooth, color=colour, linewidth=0.4, alpha=0.5)
             axes.plot(wide.index.to_numpy(), smooth.mean(1), color=colour, linewidth=1.6, label=arm)
-        axes.set_title(language, color=INK)
+        axes.set_title(language, fontsize=10, color=INK, loc="left")
         axes.set_xlabel("step")
         axes.set_ylabel("loss (nats per scored token)")
         dress(axes)
-        _legend(axes)
+    _shared_legend(figure)
     return figure
 
 
@@ -215,9 +224,9 @@ def structure_gap_curves(table: pd.DataFrame, references: pd.DataFrame) -> Figur
     require(table, ("language", "size", "mean", "low", "high", "trained"), "the experiment structure-gap")
     require(references, ("language", "chance_accuracy"), _LANGUAGES, name="table of references")
     languages = list(table["language"].unique())
-    figure = new_figure(4.4 * len(languages) + 0.4, 3.4)
+    figure, panels = _two_in_a_row(len(languages))
     axis_names = {"dyck3": "depth", "bio_rotation": "noise letters"}
-    for axes, language in zip(figure.subplots(1, len(languages), squeeze=False)[0], languages, strict=True):
+    for axes, language in zip(panels, languages, strict=True):
         here = _where(table, "language", language)
         trained = _where(here, "trained", True)["size"].to_numpy()
         if len(trained):
@@ -230,11 +239,11 @@ def structure_gap_curves(table: pd.DataFrame, references: pd.DataFrame) -> Figur
             axes.fill_between(part["size"], part["low"], part["high"], color=colour, alpha=0.12, linewidth=0)
             axes.plot(part["size"], part["mean"], "o-", color=colour, markersize=3, label=arm)
         axes.set_ylim(-0.02, 1.02)
-        axes.set_title(language, color=INK)
+        axes.set_title(language, fontsize=10, color=INK, loc="left")
         axes.set_xlabel(axis_names.get(language, "size"))
         axes.set_ylabel("accuracy on scored tokens")
         dress(axes)
-        _legend(axes)
+    _shared_legend(figure)
     return figure
 
 
@@ -248,9 +257,9 @@ def position_losses(table: pd.DataFrame, trained_length: int = 128) -> Figure:
     Bands are 95 % t intervals over seeds.
     """
     require(table, ("adapted", "position", "loss", "low", "high"), "the experiment longer-context")
-    figure = new_figure(9.2, 3.6)
     titles = {False: "as trained", True: "after a few steps at twice the length"}
-    for axes, (adapted, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+    figure, panels = _two_in_a_row(len(titles))
+    for axes, (adapted, title) in zip(panels, titles.items(), strict=True):
         here = _where(table, "adapted", adapted)
         axes.axvline(trained_length, color=GREY, linewidth=1.0, linestyle=":", label="trained length")
         for arm, part in _by_arm(here):
@@ -258,12 +267,11 @@ def position_losses(table: pd.DataFrame, trained_length: int = 128) -> Figure:
             colour = _ARM_COLOURS.get(arm, INK)
             axes.fill_between(part["position"], part["low"], part["high"], color=colour, alpha=0.12, linewidth=0)
             axes.plot(part["position"], part["loss"], "o-", color=colour, markersize=3, label=arm)
-        axes.set_title(title, color=INK)
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set_xlabel("first position of the bin")
         axes.set_ylabel("loss (nats per byte)")
         dress(axes)
-    entries, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(entries, names, loc="outside right center", frameon=False, fontsize=7, labelcolor=INK)
+    _shared_legend(figure)
     return figure
 
 
@@ -277,7 +285,7 @@ def setting_losses(table: pd.DataFrame) -> Figure:
     """
     require(table, ("setting", "language", "scored", "loss", "paper_loss", "worst"), "the experiment setting")
     languages = list(table["language"].unique())
-    figure = new_figure(3.2 * len(languages) + 0.8, 3.4)
+    figure = new_figure(2.5 * len(languages) + 0.8, 3.6)
     panels = figure.subplots(1, len(languages), sharey=True, squeeze=False)[0]
     for axes, language in zip(panels, languages, strict=True):
         here = _where(table, "language", language).sort_values(["worst", "setting"], ignore_index=True)
@@ -287,14 +295,13 @@ def setting_losses(table: pd.DataFrame) -> Figure:
             part = _where(here, "scored", scored)
             axes.plot(part.index, part["loss"] / part["paper_loss"], "o", color=colour, markersize=4, label=scored)
         axes.set_yscale("log")
-        axes.set_title(language, color=INK)
-        axes.set_xlabel("settings, the nearest to BA's first")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(language, fontsize=10, color=INK, loc="left")
+        axes.set_xlabel("settings")
         dress(axes)
     panels[0].set_ylabel("loss / BA's loss of its standard model")
-    entries, names = panels[0].get_legend_handles_labels()
-    figure.legend(
-        entries, names, title="the loss counts", loc="outside right center", frameon=False, fontsize=8, labelcolor=INK
-    )
+    dress(panels[0])
+    _shared_legend(figure, "settings: the nearest to BA's first; the loss counts")
     return figure
 
 
@@ -314,9 +321,21 @@ def _by_arm(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(str(arm), table.loc[table["arm"] == arm]) for arm in table["arm"].unique()]
 
 
-def _legend(axes: Axes) -> None:
-    if any(label for label in axes.get_legend_handles_labels()[1]):
-        axes.legend(frameon=False, fontsize=7, labelcolor=INK)
+def _two_in_a_row(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure as wide as its letters allow in a page column, and `count` panels of it, two in a row."""
+    columns = min(2, count)
+    rows = -(-count // columns)
+    figure = new_figure(4.0 * columns + 0.2, 3.0 * rows + 0.5)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]
+
+
+def _shared_legend(figure: Figure, note: str | None = None) -> None:
+    """Draw below all panels the legend of the first panel, and a note above its entries."""
+    named = [(artist, name) for artist, name in zip(*figure.axes[0].get_legend_handles_labels(), strict=True) if name]
+    legend_below(figure, named, [note], columns=max(1, min(5, len(named))))
 
 
 _TITLES = {"retrieval": "retrieval: no rotation", "index": "index: one lap over the places"}
@@ -342,8 +361,7 @@ def frequency_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     starts = sorted(paths["start"].unique())
     colours = dict(zip(starts, colormaps["viridis"](np.linspace(0.0, 0.88, len(starts))), strict=True))
     succeeded = runs.set_index(["task", "start", "seed"])["success"].astype(bool)
-    figure = new_figure(4.4 * len(tasks) + 0.6, 3.6)
-    all_axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+    figure, all_axes = _two_in_a_row(len(tasks))
     for axes, task in zip(all_axes, tasks, strict=True):
         low, high = _WANTED[task]
         axes.axhspan(low, high, color=PALE, linewidth=0, zorder=0)
@@ -360,11 +378,14 @@ def frequency_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
                 alpha=0.75 if good else 1.0,
             )
         of_task = runs[runs["task"] == task]["success"].astype(bool)
-        axes.set_title(f"{_TITLES[task]} ({int(of_task.sum())} of {len(of_task)} runs)", fontsize=10, color=INK)
+        axes.set_title(
+            f"{_TITLES[task]} ({int(of_task.sum())} of {len(of_task)} runs)", fontsize=10, color=INK, loc="left"
+        )
         axes.set_xlabel("step")
         dress(axes)
     all_axes[0].set_ylabel(r"$|\Omega|$, in units of $\pi/33$ per token")
     handles = [all_axes[0].plot([], [], color=colours[start], label=f"{start:g}")[0] for start in starts]
     handles.append(all_axes[0].plot([], [], color=GREY, linestyle=(0, (4, 1.5)), label="learned poorly")[0])
-    figure.legend(handles=handles, title="start", loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK)
+    legend_below(figure, [(line, str(line.get_label())) for line in handles], ["start of the frequency"], columns=6)
+    dress(all_axes[0])
     return figure

@@ -61,7 +61,7 @@ def formation(
     if loss_threshold is None:
         loss_threshold = evaluations.attrs.get("preset", {}).get("loss_threshold")
     arms = [str(arm) for arm in pd.unique(evaluations["arm"])]
-    figure = new_figure(10.4, 7.6)
+    figure = new_figure(8.4, 6.8)
     curves, times, plane, shapes = figure.subplots(2, 2).flat
     _draw_curves(curves, evaluations, arms, loss_threshold)
     _draw_times(times, formation, arms)

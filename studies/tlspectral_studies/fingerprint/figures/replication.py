@@ -77,7 +77,7 @@ def scheme_percentiles(contrast: SchemeContrast) -> Figure:
     What it does not establish: that positions make the difference, see `scheme_contrast`.
     """
     models = contrast.models.sort_values("scheme", ascending=True, kind="stable", key=lambda names: names == ROPE)
-    figure = new_figure(max(3.6, 0.9 * len(models) + 1.6), 3.9)
+    figure = new_figure(max(3.6, min(0.9 * len(models) + 1.6, 8.4)), 3.9)
     axes = figure.subplots()
     for bound in (0.25, 0.8):
         axes.axhline(bound, color=PALE, linewidth=1, zorder=0)
@@ -89,7 +89,7 @@ def scheme_percentiles(contrast: SchemeContrast) -> Figure:
         axes.plot([index - 0.3, index + 0.3], [median] * 2, color=INK, linewidth=2, gid=f"median of {model}")
     axes.set_xticks(range(len(models)), models["model"], rotation=25, ha="right")
     axes.set_ylim(0, 1.03)
-    axes.set_ylabel(r"percentile of $D_{head}$ within the model")
+    axes.set_ylabel("percentile of D_head")
     axes.set_title(f"top {int(models['k'].iloc[0])} previous-token heads", color=INK, fontsize=10, loc="left")
     dress(axes)
     entries: list[tuple[Artist, str]] = [

@@ -53,7 +53,7 @@ def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
     arms = _arms_in(accuracy, ("task", "n_frequencies", "angle", "seed", "accuracy", "most_frequent"))
     panels = [[arm for arm in arms if arm[0] in tasks] for tasks in _PANELS]
     panels = [inside for inside in panels if inside]
-    figure = new_figure(4.6 * len(panels), 3.7)
+    figure = new_figure(4.2 * len(panels), 3.7)
     all_axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, inside in zip(all_axes, panels, strict=True):
         for arm in inside:

@@ -45,7 +45,7 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
     _, note = without_nan(pd.concat(tables.values()), SCORES)
     with_strip = "logit_std" in frequencies
 
-    columns = min(len(tables), 3)
+    columns = min(len(tables), 2)
     rows = -(-len(tables) // columns)
     figure = new_figure(2.5 * columns + 0.9 if columns > 1 else 4.2, (2.6 if with_strip else 2.1) * rows + 0.6)
     per_head = 2 if with_strip else 1

@@ -62,7 +62,7 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
     What it does not establish: that panels which look like negatives of each other confirm Theorem 1. Peaked attention
     makes them so by itself; `positional_symbolic_plane` shows the null of that.
     """
-    titles = (r"positional score $s_\mathrm{pos}$", r"symbolic score $s_\mathrm{sym}$")
+    titles = ("positional score", "symbolic score")
     return _heatmaps(scores, dict(zip(SCORES, titles, strict=True)))
 
 
@@ -84,7 +84,7 @@ def exclusion_heatmap(scores: pd.DataFrame) -> Figure:
 def _heatmaps(scores: pd.DataFrame, titles: dict[str, str]) -> Figure:
     """One map per column, on a scale from 0 to 1."""
     require_heads(scores, titles, "positional_symbolic")
-    figure = new_figure(4.8 * len(titles), 5.2)
+    figure = new_figure(4.6 * len(titles), 5.2)
     for axes, (score, title) in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles.items(), strict=True):
         heads(scores, score, limits=(0.0, 1.0), ax=axes)
         axes.set_title(title, fontsize=10, color=INK, loc="left")
@@ -126,7 +126,7 @@ def _histograms(by_query: pd.DataFrame, looks: dict[str, tuple[str, str]], axis:
     columns = list(looks)
     queries = queried_blocks(by_query, columns)
     shown, note = without_nan(by_query, columns)
-    figure, panels = query_panels(len(queries), size=1.95)
+    figure, panels = query_panels(len(queries), size=1.9)
     low = min(0.0, float(shown[columns].min(axis=None))) if len(shown) else 0.0
     bins = np.linspace(low, 1.0, 21)
     entries = []
