@@ -1,5 +1,7 @@
 """Wrong arguments: swapped ones are recognised, long values are printed on one line, users' functions are named."""
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -82,7 +84,7 @@ SWAPPED = [
     (lambda m: tls.tasks.induction("L0H1"), TypeError, "'L0H1' is a head, not repeated sequences"),
     (lambda m: tls.tasks.paired_effect(TASK, TASK), TypeError, "is a task, not the value of a task"),
     (lambda m: tls.Task(IDS, "L0H1"), TypeError, "'L0H1' is a head, not a metric"),
-    (lambda m: tls.read_table(m), TypeError, "is a model, not the path of a table"),
+    (lambda m: tls.read_table(m), TypeError, "path= must be the path of a file or folder; found a"),
 ]
 
 
@@ -159,3 +161,56 @@ def test_an_error_of_a_users_function_keeps_its_class():
 
     with pytest.raises(ZeroDivisionError, match=r"metric divides raised ZeroDivisionError: .*shape \(3,\)"):
         tls.evaluate(model(), tls.Task(IDS, divides))
+
+
+SETTINGS = {
+    "seed", "draws", "n_jobs", "folder", "control", "screen", "by", "max_se", "tau", "measure", "replace", "method",
+    "rank", "choose", "null", "null_dtype", "null_blocks", "mode", "top", "remove", "checkpoint", "level", "extras",
+}  # fmt: skip
+"""Parameters that are settings also where the default is None or a list."""
+
+
+def public_functions():
+    rooms = (getattr(tls, room) for room in (*sorted(tls._SUBMODULES - {"errors"}), "parts"))
+    named = (getattr(room, name) for room in (tls, *rooms) for name in getattr(room, "__all__", ()))
+    found = {id(function): function for function in named if callable(function)}
+    return [
+        function for function in found.values() if not str(function).startswith(("<class 'tlspectral.errors", "typ"))
+    ]
+
+
+def settings_of(function):
+    """Return the names of a public function's settings: numbers, words, True and False, and those in `SETTINGS`."""
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        one.name
+        for one in parameters
+        if one.name in SETTINGS or (isinstance(one.default, bool | int | float | str) and one.name != "task")
+    ]
+
+
+CHECKED = [(function, name) for function in public_functions() for name in settings_of(function)]
+
+
+def test_settings_are_found():
+    assert len(CHECKED) > 150
+
+
+@pytest.mark.parametrize("value", [TABLE, IDS, lambda *given: None], ids=["a table", "ids", "a function"])
+def test_every_setting_of_every_public_function_is_refused_by_its_name(value):
+    passed = []
+    for function, name in CHECKED:
+        required = [
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
+        try:
+            function(**{**dict.fromkeys(required, value), name: value})
+        except (TypeError, ValueError) as error:
+            if "= must be " in str(error) and "; found " in str(error):
+                continue
+            passed.append(f"{function.__name__}({name}=): {error}")
+        else:
+            passed.append(f"{function.__name__}({name}=)")
+    assert passed == []
