@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from tlspectral.errors import shown
 from tlspectral.errors.settings import checked_settings, require_path, whole_number
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model

@@ -217,9 +217,10 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
 
     Not established: that distance alone decides. A kernel mixes the effects of content and position.
     """
-    for name, table in (("intact", intact), ("ablated", ablated)):
-        if name == "intact" or table is not None:
-            require(table, ("layer", "head", "offset", "score"), "relative_position_kernel", name=f"table {name}=")
+    needed, made_by = ("layer", "head", "offset", "score"), "relative_position_kernel"
+    require(intact, needed, made_by, name="table intact=")
+    if ablated is not None:
+        require(ablated, needed, made_by, name="table ablated=")
     groups = list(intact[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
     if ax is not None and len(groups) > 1:
         raise ValueError(
