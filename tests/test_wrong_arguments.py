@@ -1,5 +1,7 @@
 """Wrong arguments: swapped ones are recognised, long values are printed on one line, users' functions are named."""
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -82,7 +84,7 @@ SWAPPED = [
     (lambda m: tls.tasks.induction("L0H1"), TypeError, "'L0H1' is a head, not repeated sequences"),
     (lambda m: tls.tasks.paired_effect(TASK, TASK), TypeError, "is a task, not the value of a task"),
     (lambda m: tls.Task(IDS, "L0H1"), TypeError, "'L0H1' is a head, not a metric"),
-    (lambda m: tls.read_table(m), TypeError, "is a model, not the path of a table"),
+    (lambda m: tls.read_table(m), TypeError, "path= must be the path of a file or folder; found a"),
 ]
 
 
@@ -159,3 +161,99 @@ def test_an_error_of_a_users_function_keeps_its_class():
 
     with pytest.raises(ZeroDivisionError, match=r"metric divides raised ZeroDivisionError: .*shape \(3,\)"):
         tls.evaluate(model(), tls.Task(IDS, divides))
+
+
+SETTINGS = {
+    "seed", "draws", "n_jobs", "folder", "control", "screen", "by", "max_se", "tau", "measure", "replace", "method",
+    "rank", "choose", "null", "null_dtype", "null_blocks", "mode", "top", "remove", "checkpoint", "level",
+}  # fmt: skip
+"""Parameters that are settings also where the default is None."""
+LISTS = {"task", "swaps", "queries", "base", "controls"}  # these take other values too, such as lists
+
+
+RESULTS = {"HeadHistory", "HeadCard", "Wall", "PartialCorrelation", "Effect", "MetricValue"}  # users do not make them
+
+
+def public_functions():
+    rooms = (getattr(tls, room) for room in (*sorted(tls._SUBMODULES - {"errors"}), "parts"))
+    named = {name: getattr(room, name) for room in (tls, *rooms) for name in getattr(room, "__all__", ())}
+    return [
+        function
+        for name, function in named.items()
+        if callable(function) and not inspect.isabstract(function) and name not in RESULTS
+    ]
+
+
+def settings_of(function):
+    """Return the names of a public function's settings: numbers, words, True and False, and those in `SETTINGS`."""
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        one.name
+        for one in parameters
+        if one.name in SETTINGS or (isinstance(one.default, bool | int | float | str) and one.name not in LISTS)
+    ]
+
+
+CHECKED = [(function, name) for function in public_functions() for name in settings_of(function)]
+
+
+def test_settings_are_found():
+    assert len(CHECKED) > 120
+
+
+@pytest.mark.parametrize("value", [TABLE, IDS, lambda *given: None], ids=["a table", "ids", "a function"])
+def test_every_setting_of_every_public_function_is_refused_by_its_name(value):
+    passed = []
+    for function, name in CHECKED:
+        required = [
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
+        try:
+            function(**{**dict.fromkeys(required, value), name: value})
+        except (TypeError, ValueError) as error:
+            if "= must be " in str(error) and "; found " in str(error):
+                continue
+            passed.append(f"{function.__name__}({name}=): {error}")
+        else:
+            passed.append(f"{function.__name__}({name}=)")
+    assert passed == []
+
+
+def test_numbers_of_any_library_are_numbers():
+    expected = tls.analyze_heads(model(), null_draws=2, n_sequences=4)
+    for number in (np.int64, torch.tensor):
+        found = tls.analyze_heads(model(), null_draws=number(2), n_sequences=number(4), seed=number(0))
+        pd.testing.assert_frame_equal(found, expected)
+        assert found.attrs == expected.attrs
+    assert tls.head_directions(model(), "L0H1", draws=np.int64(5), seed=np.int64(1)).attrs["seed"] == 1
+    tls.plots.eigenvalues(model(), "L0H1", seed=np.int64(0))
+
+
+LONG_TEXT = "a b " * 9_000
+OTHERS = [
+    (lambda m: tls.positional.exclusion_split(TABLE), r"logits must be a tensor .* found a DataFrame"),
+    (lambda m: tls.positional.exclusion_split(IDS), r"of shape \[\.\.\., n, n\]; found a Tensor of shape \(3, 8\)"),
+    (lambda m: tls.plots.kernel(IDS), "token ids, not a table"),
+    (lambda m: tls.plots.kernel(TABLE), "has no column offset, score: give a table of relative_position_kernel"),
+    (lambda m: tls.head_history(LONG_TEXT), r"checkpoints= must be the path .* \(36,000 characters\)"),
+    (lambda m: tls.heads.analyze_models(LONG_TEXT, "folder"), "models= must be the path"),
+    (lambda m: tls.history.suite_checkpoints(LONG_TEXT), "suite= must be the path"),
+    (lambda m: tls.history.suite_checkpoints("pythia-70m", [0, "L0H1"]), r"steps= .* found \[0, 'L0H1'\]"),
+    (lambda m: tls.head_history({0: m}, pairs=["L0H1"]), r"pairs= must be a list of pairs \(sender, receiver\)"),
+    (lambda m: tls.hooks.check_hook(m, IDS, "L0H1"), r"hook= must be a list of pairs \(hook point, function\)"),
+    (lambda m: tls.positional.BlockPrompt("", TABLE, "a"), "blocks= must be a list; found a DataFrame"),
+    (lambda m: tls.positional.BlockPrompt(m, ["b", "c", "d"], "a"), "is a model, not a piece of a prompt"),
+    (lambda m: tls.to_spectral(m, frequencies=m), "frequencies= must be indices of rotary pairs"),
+    (lambda m: tls.spectral_rope.parameter_groups(TABLE, 0.1), "is a table, not a spectral model"),
+    (lambda m: tls.report.report(tls.analyze_heads(m, null_draws=2, detectors=False), walls=m), "walls= has a"),
+    (lambda m: tls.hooks.receivers("L0H1", TABLE), "input= must be 'q' or 'k' or 'v'"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), OTHERS, ids=[str(place) for place in range(len(OTHERS))])
+def test_a_value_of_another_type_is_refused_in_words(call, words):
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
+        call(model())
+    assert len(str(caught.value)) < 600

@@ -33,7 +33,7 @@ def checked_settings(function: F) -> F:
     if isinstance(function, type):
         owner: Any = function
         owner.__init__ = _checked(owner.__init__, vars(sys.modules[owner.__module__]))
-        return function
+        return owner
     return _checked(function, inspect.unwrap(function).__globals__)
 
 
@@ -77,8 +77,9 @@ def _types_of(annotation: Any, names: Mapping[str, Any]) -> list[Any]:
     origin = get_origin(annotation) or annotation
     if origin in (Iterable, Sequence, list, tuple):
         entries = get_args(annotation)[:1]
-        return [list if entries in ((str,), (Any,), ()) else tuple]
-    if isinstance(origin, type) and issubclass(origin, os.PathLike):
+        of_text = not entries or bool({str, Any} & {*entries, *get_args(entries[0])})
+        return [list if of_text else tuple]
+    if origin in (os.PathLike, Path):
         return [os.PathLike]
     kinds = (bool, int, float, str, type(None))
     # torch is not imported here: its classes are known by their names.
@@ -137,12 +138,13 @@ def whole_number(value: Any) -> int | None:
     """Return an integer of any library, or a float without fraction, as an int; None for anything else."""
     if _is_truth(value):
         return None
-    if isinstance(value, Real) and not hasattr(value, "__index__"):
-        return int(value) if float(value).is_integer() else None
+    if isinstance(value, float) or (isinstance(value, Real) and not hasattr(value, "__index__")):
+        return int(float(value)) if float(value).is_integer() else None
     if getattr(value, "ndim", 0):  # a tensor with one element would pass for a number
         return None
+    number: Any = value
     try:
-        return operator.index(value)
+        return operator.index(number)
     except TypeError:
         return None
 

@@ -93,7 +93,7 @@ def analyze_heads(
     Not established: what a head is for. Only an ablation shows that a part is used. More: docs/table.md.
     """
     extras = tuple(extras)
-    unknown = [name for name in extras if name not in _EXTRAS]
+    unknown = [name for name in extras if not isinstance(name, str) or name not in _EXTRAS]
     if unknown:
         raise ValueError(f"unknown extras {shown(unknown)}: give some of {', '.join(_EXTRAS)}")
     null = NullSettings(seed, null_draws, null_blocks, null_dtype)

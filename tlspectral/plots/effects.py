@@ -231,11 +231,11 @@ def kernel(
     Not established: that distance alone decides. A kernel mixes the effects of content and position. A head outside the
     band differs from most heads of the model; the band is not a null of the head itself.
     """
-    needed = ("layer", "head", "offset", "score")
-    require(intact, needed, "relative_position_kernel", name="table intact=")
+    needed, made_by = ("layer", "head", "offset", "score"), "relative_position_kernel"
+    require(intact, needed, made_by, name="table intact=")
     for name, table in (("ablated", ablated), ("others", others)):
         if table is not None:
-            require(table, needed, "relative_position_kernel", name=f"table {name}=")
+            require(table, needed, made_by, name=f"table {name}=")
     groups = list(intact[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
     if ax is not None and len(groups) > 1:
         raise ValueError(

@@ -30,7 +30,7 @@ def listed_walls(walls: Wall | Sequence[Wall] | None) -> list[Wall]:
 
     A wall is a result of `tls.hooks.wall`: attention of all heads on one sentence, and effects of removing each head.
     """
-    listed = [] if walls is None else list(walls) if isinstance(walls, list | tuple) else [walls]
+    listed: list[Any] = [] if walls is None else list(walls) if isinstance(walls, list | tuple) else [walls]
     for wall in listed:
         if not isinstance(wall, Wall):
             raise TypeError(

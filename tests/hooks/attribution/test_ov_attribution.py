@@ -382,7 +382,7 @@ VECTOR = torch.ones(48)
         ({"heads": "L1"}, ValueError, "several heads need a direction"),
         ({"heads": "L9H0"}, BadHead, "does not exist"),
         ({"query": 24}, ValueError, "query 24 is not in the prompt"),
-        ({"query": None}, TypeError, "query= must be the position of a token"),
+        ({"query": None}, ValueError, "query= must be a whole number"),
         ({"prompt": zoo.prompt(2)}, ValueError, "what heads write is of one prompt; found 2"),
         ({"by": "feature"}, ValueError, "by= must be 'token', 'source' or 'head'"),
         ({"dictionary": 3}, TypeError, "dictionary= must be a tls.Dictionary"),

@@ -511,7 +511,7 @@ def test_where_a_screen_knows_no_pairs_it_says_so(planted, monkeypatch):
         ({"receivers": "L1H0.q", "screen": "gradient"}, "screen= needs paired prompts"),
         ({"receivers": "L1H0.q", "screen": 5}, "screen= needs paired prompts"),
         ({"screen": 0}, "a number of edges, 1 or more, not 0"),
-        ({"screen": True}, "screen must be one of None, 'gradient'"),
+        ({"screen": True}, "screen= must be 'gradient' or a whole number"),
     ],
 )
 def test_edges_of_pairs_refuse_what_they_do_not_have(planted, arguments, words):

@@ -34,7 +34,12 @@ load = tls.load_model
         ("nobody/nothing", {"checkpoint": 3}, ValueError, "not known how nobody/nothing names its training steps"),
         ("EleutherAI/pythia-70m", {"checkpoint": 3, "revision": "step3"}, ValueError, "give one of them"),
         ("EleutherAI/pythia-70m", {"checkpoint": -1}, ValueError, "checkpoint=-1 is not a training step"),
-        ("EleutherAI/pythia-70m", {"checkpoint": True}, ValueError, "checkpoint=True is not a training step"),
+        (
+            "EleutherAI/pythia-70m",
+            {"checkpoint": True},
+            ValueError,
+            "checkpoint= must be a whole number or None; found True",
+        ),
         ("gpt2", {"backend": "tensor"}, ValueError, "backend='tensor' is not known: give 'auto', 'bridge' or 'hooked'"),
         ("acme/main@v2", {}, ValueError, "a branch, tag or commit is an argument; give 'acme/main', revision='v2'"),
         ("gpt2@main", {}, ValueError, "give 'gpt2', revision='main'"),

@@ -134,7 +134,7 @@ def test_a_mask_of_another_shape_or_without_tokens_is_refused():
     # Below the check of annotations, which finds it first while tests run.
     with pytest.raises(ValueError, match=r"shape \(1, 3\) and tokens \(2, 4\)"):
         inspect.unwrap(right_packed)(zoo.prompt(2, 4), torch.ones(1, 3, dtype=torch.long))
-    with pytest.raises(ValueError, match="rows of text have none"):
+    with pytest.raises(ValueError, match="rows of text have no padding"):
         language_loss(model, "w3 w4 w5", attention_mask=mask)
 
 
@@ -194,7 +194,7 @@ def test_rows_that_look_padded_are_refused_without_a_mask(row, said):
 
 def test_repeated_sequences_that_look_padded_are_refused():
     model, tokens = with_tokenizer(), torch.tensor([[PAD, PAD, 1, 5, 6, 5, 6]] * 2)
-    said = r"row 0 of the tokens begins with 2 of the padding id 0.*sequences \[BOS, r, r\] have none"
+    said = r"row 0 of the tokens begins with 2 of the padding id 0.*give sequences \[BOS, r, r\] without padding"
     with pytest.raises(ValueError, match=said):
         induction_loss(model, tokens)
 
