@@ -120,7 +120,8 @@ def test_the_page_holds_the_rates_of_the_file(benchmark, results):
     assert benchmark.with_rates(page, results) == page != benchmark.with_rates(page, changed)
 
 
-def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
+def test_docstrings_and_the_page_on_statistics_quote_the_file(benchmark, tables, results):
+    page = (ROOT / "docs/statistics.md").read_text(encoding="utf-8")  # docstrings leave some rates to it
     independent, alike, very_alike, groups, depth = (likeness.name for likeness in tables.LIKENESSES)
     layers_apart = (independent, alike, very_alike, groups)
     another = statistics.another_model.__doc__
@@ -146,10 +147,10 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
         (summarize_sweep.__doc__, "summarize_sweep, rank_correlation", [depth]),
     ):
         rates = results.loc[(results["test"] == test) & results["heads"].isin(kinds), "rate"]
-        assert f"{benchmark.percent(rates)} %" in " ".join(text.split()), (test, kinds)
+        assert f"{benchmark.percent(rates)} %" in " ".join(f"{text} {page}".split()), (test, kinds)
     flips = results[(results["test"] == "delta_p, paired_effect") & (results["heads"] == "skewed differences")]
     few = flips.loc[flips["size"].isin(["8 sequences", "16 sequences"]), "rate"]
-    assert f"{benchmark.percent(few)} %" in " ".join((ablation_sweep.__doc__ or "").split())
+    assert f"{benchmark.percent(few)} %" in " ".join(f"{ablation_sweep.__doc__} {page}".split())
 
 
 def test_what_is_recommended_keeps_its_level(tables, results):

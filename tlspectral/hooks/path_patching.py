@@ -306,7 +306,7 @@ def _effects(
 ) -> pd.DataFrame:
     """Cut the edges marked in `is_measured`; return a DataFrame with a row per measured edge: `delta, ...`.
 
-    `view` is the model. Columns: `attention, delta, delta_se`, and with draws the comparison with controls. The index
+    `view` is the model. With `attention, delta, delta_se`, and with draws the comparison with controls. The index
     is the edge's place in `edges`. `sequences` are the prompts with the metric, `cuts` the settings of the call,
     `draws` the number of control writes per edge, `seed` draws them. A job covers some kinds of receivers (layer and
     input); `measurement` runs the jobs, or loads stored ones.
@@ -343,7 +343,7 @@ def _effects(
 def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
     """Return a DataFrame with a row per edge and the columns that name it.
 
-    Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached`, and with `at=` `position`.
+    With `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached`, and with `at=` `position`.
     `pairs` are the clean and counterfactual prompts, or None. With pairs, the column `eap_name` has the edge's name in
     the notation of edge attribution patching (EAP), such as "a16.h0->a18.h6<k>".
     """

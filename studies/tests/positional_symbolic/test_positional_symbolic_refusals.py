@@ -133,7 +133,7 @@ REFUSED = {
     ),
     # traces
     "mode": (lambda: traced(mode="keys"), "'prompt', 'key'"),  # past the check of annotations
-    "swap": (lambda: traced(swap=(2, 2)), "does not swap with itself"),
+    "swap": (lambda: traced(swap=(2, 2)), "blocks 2 and 2 cannot swap"),
     "no heads": (lambda: traced(heads=()), "no heads were given"),
     "head": (lambda: normed(head=(0, 9)), "L0H9"),
     "frequency": (lambda: traced(frequencies=[8, 1]), "frequency 8.*0 to 7"),

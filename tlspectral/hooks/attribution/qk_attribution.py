@@ -187,7 +187,7 @@ class _MeanScore:
     def frame(self, top: int | None, *, by_source: bool, several: bool) -> pd.DataFrame:
         """Return a DataFrame with a row for each pair of terms, largest |mean total| first.
 
-        Columns: `query_term, key_term`, the four parts `symmetric, antisymmetric, phase, outside_m` and their sum
+        With `query_term, key_term`, the four parts `symmetric, antisymmetric, phase, outside_m` and their sum
         `total`, as means in logits. With `top`, only so many rows and a row `rest` with the sum of all others.
         `by_source`: True adds the columns `query_source` and `key_source`. `several`: True (several scores) adds the
         column `total_se`.

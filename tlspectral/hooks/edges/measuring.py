@@ -160,7 +160,7 @@ def edge_columns(
 ) -> pd.DataFrame:
     """Cut each edge and return a DataFrame with a row per edge, in the order of `edges`.
 
-    Columns: `attention` (NaN on a task), `delta, delta_se`, with draws also the comparison with controls
+    Its columns are `attention` (NaN on a task), `delta, delta_se`, with draws also the comparison with controls
     (`control_delta`, ..., `pvalue, pvalue_floor`), and `k_composition` unless replaced by counterfactual writes. All
     edges of a receiver must be given together. `sequences` are the prompts with the metric, `draws` the number of
     random control writes per edge. `pairs`: queries and keys whose attention is measured; None: the effect is measured

@@ -236,7 +236,7 @@ def effect_rows(
 ) -> pd.DataFrame:
     """Return a DataFrame with rows of a sweep: columns `names`, `value`, `delta` and its tests, and the control.
 
-    Columns: the entries of the dict `names`, `value, delta, delta_se, delta_p, delta_p_floor`, and `control_delta,
+    With the entries of the dict `names`, `value, delta, delta_se, delta_p, delta_p_floor`, and `control_delta,
     control_p`, ... (left out with 0 draws). `values` are the metric without the part, `deltas` the changes, `controls`
     the changes with random controls removed. `distinct`: an integer per sequence; equal sequences have the same and
     count as one observation; None: all differ. `seed` is for random sign flips.
@@ -299,7 +299,7 @@ def set_table(
 ) -> pd.DataFrame:
     """Return a DataFrame with a row per set: its heads ablated together, compared with random sets of equal size.
 
-    Columns: `layer, head` (both -1), `name` of the set, `value, delta, delta_se, delta_p, delta_p_floor, score_rms`
+    With `layer, head` (both -1), `name` of the set, `value, delta, delta_se, delta_p, delta_p_floor, score_rms`
     (NaN), and with draws the control (`control_delta, control_p`, ...). Its attrs have the intact values. `part` is the
     removed part, `sequences` are the prompts with the metric, `sets` is a dict from name to heads by layer, `draws` the
     number of random sets for each, `seed` draws them. `prepared`: the run without ablation and its value on each

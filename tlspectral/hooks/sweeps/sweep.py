@@ -433,7 +433,7 @@ def _table(
 ) -> pd.DataFrame:
     """Ablate the heads `by_layer` (layer to heads) one at a time; return a DataFrame with a row per head.
 
-    Columns: `layer, head, value, delta, delta_se, delta_p, delta_p_floor, score_rms`, and with draws the control
+    Its columns are `layer, head, value, delta, delta_se, delta_p, delta_p_floor, score_rms`, and with draws the control
     (`control_delta, control_p`, ...). `part` is the removed part, `sequences` are the prompts with the metric, `draws`
     is the number of controls per head and `seed` draws them, `prepared` is the run without ablation and its value of
     each sequence. The table's attrs are `intact_per_sequence` and `sums_per_sequence`, the sums of effects over heads.
