@@ -21,7 +21,7 @@ from tlspectral.cli.app import (
     require_shared,
     require_table_file,
 )
-from tlspectral.cli.terminal_summary import self_check, summary
+from tlspectral.cli.terminal_summary import first_screen, self_check
 
 
 @app.command(short_help="one row per head of a model or of many, as a table")
@@ -118,7 +118,7 @@ def analyze(
     if form is None and not quiet:
         seconds = time.perf_counter() - began
         typer.echo(f"{output or model}: {len(table)} heads in {seconds:.1f} s; {self_check(table.attrs)}\n")
-        typer.echo(summary(table, top=5))
+        typer.echo(first_screen(table, top=5))
 
 
 def _refuse_of_many(**for_one: Any) -> None:
