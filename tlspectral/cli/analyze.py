@@ -17,6 +17,7 @@ from tlspectral.cli.app import (
     Shard,
     app,
     deliver,
+    keeps,
     listed_heads,
     require_shared,
     require_table_file,
@@ -104,6 +105,7 @@ def analyze(
     (model,) = models
     require_table_file(output)
     require_shared(folder, "--folder")
+    keeps(folder)
     streams = no_detectors and device is None and dtype is None
     chosen = listed_heads(heads)
     import tlspectral
@@ -143,6 +145,7 @@ def _analyze_many(models: list[str], output: Path | None, quiet: bool, **setting
         )
     from tlspectral.heads import analyze_models
 
+    keeps(output)
     failures = analyze_models(models, output, **settings)
     for row in failures.to_dict(orient="records"):
         typer.echo(f"{row['model']}: {row['error']}: {' '.join(row['message'].split())}", err=True)

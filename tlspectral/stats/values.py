@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 
 from tlspectral.errors import shown
 from tlspectral.tables.joining import KEYS
-from tlspectral.tables.schema import require_one_row, require_table
+from tlspectral.tables.schema import refuse_misspelt, require_one_row, require_table
 
 Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
 """One number per head or model."""
@@ -78,6 +78,7 @@ def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarr
 def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
     """Raise ValueError if the table lacks one of the columns or has it twice, TypeError if it is not a DataFrame."""
     require_table(heads, "give a table such as the result of tls.analyze_heads")
+    refuse_misspelt(heads, names)
     absent = [name for name in names if name not in heads.columns]
     if absent:
         raise ValueError(f"the table has no column {shown(absent)}: choose from {', '.join(map(str, heads.columns))}")
