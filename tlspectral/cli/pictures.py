@@ -139,8 +139,8 @@ def circuit(
 
     Example: tlspectral circuit edges.parquet -o circuit.png
 
-    EDGES is written by `tlspectral edges -o`, or by tls.write_table(tls.edge_effects(model, ...), FILE). Line width or colour is the
-    change of the metric when the edge is cut, in the metric's unit.
+    EDGES is written by `tlspectral edges -o`, or by tls.write_table(tls.edge_effects(model, ...), FILE). Line width or
+    colour is the change of the metric when the edge is cut, in the metric's unit.
 
     Not shown: whether other edges matter, or what the drawn edges do together; see `tls.faithfulness`.
     """

@@ -167,7 +167,9 @@ def _print_edges(table: "pd.DataFrame") -> None:
     typer.echo(
         f"the {min(_LISTED, len(largest))} largest changes of {len(largest)} measured edges ({len(table)} in all):"
     )
-    typer.echo(printed(largest[[name for name in names if name in table]].head(_LISTED).dropna(axis=1, how="all"), 4))
+    typer.echo(
+        printed(largest.loc[:, [name for name in names if name in table]].head(_LISTED).dropna(axis=1, how="all"), 4)
+    )
 
 
 @app.command(short_help="the pairs of tokens a head attends between most, as text")
@@ -230,7 +232,8 @@ def pairs(
     if picture is not None and texts is not None:
         if table.empty:
             raise ValueError("there is no pair to draw: give prompts of two tokens or more")
-        figure = tlspectral.plots.patterns(loaded, texts[table.loc[table["attention"].idxmax(), "prompt"]], chosen)
+        at = int(table.loc[table["attention"].idxmax(), "prompt"])
+        figure = tlspectral.plots.patterns(loaded, texts[at : at + 1], chosen)
     _deliver(table, output, form, figure, picture)
 
 
@@ -309,15 +312,16 @@ def attribution(
         at = -1 if query is None else query
         table = tlspectral.ov_attribution(loaded, tokens, names, at)
         said = f"what {head} writes at position {at}, by the token it reads"
-        shown = table[["position", "token", "norm", "cosine"]].head(top)
+        shown = table.loc[:, ["position", "token", "norm", "cosine"]].head(top)
     else:
         if query is None or key is None:
             query, key = _largest_pair(loaded, tokens, head)
         table = tlspectral.qk_attribution(loaded, tokens, head, query, key, by=by, top=top, remove=remove)  # type: ignore[arg-type]
         about = table.attrs
-        said = f"{head} from position {query} to {key}: score {about['score']:.3f}, attention {about['attention']:.3f}"
+        places = f"{about['query_token']!r} (position {about['query']}) to {about['key_token']!r} ({about['key']})"
+        said = f"{head}, {places}: score {about['score']:.3f}, attention {about['attention']:.3f}"
         numbers = ("symmetric", "antisymmetric", "phase", "outside_m", "total", "measured", "attention_measured")
-        shown = table[["query_term", "key_term", *(name for name in numbers if name in table)]]
+        shown = table.loc[:, ["query_term", "key_term", *(name for name in numbers if name in table)]]
     if form is None and not quiet:
         typer.echo(said)
         typer.echo(printed(shown, 3))

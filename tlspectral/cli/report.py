@@ -194,10 +194,10 @@ def _measured(
     # If the head table is finished already, a folder of this name was not made by this run and stays.
     done = remove_layers if "heads" in missing else None
     with sharing(None):  # every shard needs the head table first, so every shard makes it
-        heads = made([Job("heads", makers["heads"])], done=done)["heads"]
+        heads = made([Job("heads", makers["heads"])], done=done, around=(0, len(wanted) - 1))["heads"]
     makers |= {name: job.table for name, job in walls.items()}
     makers["directions"] = partial(_directions, model, heads, seed)
-    tables = made([Job(name, makers[name]) for name in wanted[1:]], failed=failed)
+    tables = made([Job(name, makers[name]) for name in wanted[1:]], failed=failed, around=(1, 0))
     if "kernel_prediction" in tables:
         tables["prediction"] = tables.pop("kernel_prediction")
     return heads, tables

@@ -128,5 +128,5 @@ def heads_above_chance(heads: "pd.DataFrame", name: str, top: int) -> "pd.DataFr
     if chance is not None:
         levels = [chance.get(f"L{layer}", -1.0) if isinstance(chance, dict) else chance for layer in scored["layer"]]
         errors = scored[f"{name}_se"].fillna(0.0) if f"{name}_se" in scored else 0.0
-        scored = scored[scored[name] - NormalDist().inv_cdf(1 - _FALSE / len(scored)) * errors > levels]
+        scored = scored.loc[scored[name] - NormalDist().inv_cdf(1 - _FALSE / len(scored)) * errors > levels]
     return scored.nlargest(top, name)
