@@ -209,11 +209,14 @@ class _Commands(TyperGroup):
 def _interrupted(interrupt: KeyboardInterrupt, folder: Path | None) -> typer.Exit:
     """Print one line on stderr about an interrupted command; return the exception that ends it with status 130.
 
-    `folder` is where the command keeps finished parts. Where the interrupted work names what is kept, that is printed.
+    `folder` is where the command keeps finished parts. If the interrupted work itself says what is kept, that is
+    printed.
     """
+    text = str(interrupt).replace("give folder=", "give --folder")
     kept = folder is not None and folder.is_dir() and any(folder.iterdir())
-    known = f"interrupted; finished parts are kept in {folder}: the same command goes on from there"
-    typer.echo(f"tlspectral: {str(interrupt) or (known if kept else 'interrupted')}", err=True)
+    if kept and (not text or "nothing is kept" in text):
+        text = f"interrupted; finished parts are kept in {folder}, and the same command goes on from there"
+    typer.echo(f"tlspectral: {text or 'interrupted'}", err=True)
     return typer.Exit(_INTERRUPTED)
 
 

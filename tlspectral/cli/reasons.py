@@ -241,7 +241,7 @@ def _print_pairs(table: "pd.DataFrame") -> None:
     """Print the largest pairs of a table of `top_pairs`, at most 20 in all: the first of every head, then the second,
     and so on, each with its text on the lines below it.
     """
-    ranked = table[table["rank"].notna()].sort_values(["rank", "attention"], ascending=[True, False], kind="stable")
+    ranked = table.loc[table["rank"].notna()].sort_values(["rank", "attention"], ascending=[True, False], kind="stable")
     shown = ranked.head(_LISTED).sort_values(["layer", "head", "rank"])
     typer.echo(f"{len(shown)} of the {len(ranked)} largest pairs; the key in [ ], the query in < >")
     for row in shown.to_dict("records"):

@@ -238,9 +238,9 @@ def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFo
     go on.
     """
     if folder is None:
-        return "interrupted, and nothing is kept: give folder= to keep finished work; the same call goes on from there"
+        return "stopped, and nothing is kept: give folder= to keep finished work, and the same call goes on from there"
     of_all = "" if total is None else f" of {total}"
-    return f"interrupted; {finished}{of_all} {unit}s are kept in {folder.path}: the same call goes on from there"
+    return f"stopped: {finished}{of_all} {unit}s are in {folder.path}; the same call goes on from there"
 
 
 def stored_table(job: Job, folder: "ResumeFolder | None") -> pd.DataFrame | None:
