@@ -251,7 +251,33 @@ def test_ctrl_c_says_what_is_kept(library, monkeypatch, said):
 
     monkeypatch.setattr(tls, "load_model", load_model)
     done = run("verify", "tiny")
-    assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"tlspectral: {said or 'stopped'}\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"tlspectral: {said or 'interrupted'}\n")
+
+
+@pytest.mark.parametrize("said", ["", "stopped, and nothing is kept: give folder= to keep finished work"])
+def test_ctrl_c_names_the_folder_with_finished_parts(tmp_path, library, monkeypatch, said):
+    def stop(*given, **options):
+        raise KeyboardInterrupt(*filter(None, [said]))
+
+    monkeypatch.setattr(tls, "analyze_heads", stop)
+    hint = "tlspectral: stopped, and nothing is kept: give --folder to keep finished work\n"
+    empty = run("analyze", "tiny", "--folder", tmp_path / "none")
+    assert (empty.exit_code, empty.stderr) == (130, hint if said else "tlspectral: interrupted\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "settings.json").write_text("{}")
+    kept = run("analyze", "tiny", "--folder", tmp_path / "parts")
+    line = f"interrupted; finished parts are kept in {tmp_path}/parts, and the same command goes on from there"
+    assert (kept.exit_code, kept.stderr) == (130, f"tlspectral: {line}\n")
+    assert run("analyze", "tiny").stderr == (hint if said else "tlspectral: interrupted\n")  # not the folder before
+
+
+def test_ctrl_c_before_the_command_begins_is_one_line(monkeypatch):
+    def stop(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.core.TyperGroup.make_context", stop)
+    done = run("verify", "tiny")
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "tlspectral: interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -311,6 +337,16 @@ def test_format_prints_the_table_and_nothing_else(library, form):
         (("show", "OTHER"), "other.parquet has no column head, D_head"),
         (("show", "ROWS"), "rows.csv is CSV"),
         (("plane", "PLAIN", "-o", "FOLDER"), "is a folder"),
+        (("ablate", "tiny", "L9H9", "--part", "M_A"), "error: 'L9H9' is a head, not a table: give heads by --heads"),
+        (("ablate", "tiny", "L5H1,L7"), "'L5H1,L7' are heads, not a table: give heads by --heads"),
+        (("show", "L5"), "'L5' is a layer, not a table: give a parquet file that tlspectral wrote"),
+        (("plane", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table: give a parquet file"),
+        (("map", "L5H1", "prev", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("effects", "L5H1", "TABLE", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("effects", "TABLE", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("circuit", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("wall", "tiny", "--table", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("report", "tiny"), "tables and page of the model tiny need a folder: give -o FOLDER"),
         (("study", "statistics", "TABLE", "--revision", "v2"), "goes with --model"),
         (("study", "statistics", "TABLE", "--device", "cpu"), "goes with --model"),
         (("study", "statistics", "TABLE", "--dtype", "float64"), "goes with --model"),
