@@ -141,6 +141,7 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
             ("--heads", "L5H1", "--prompts", "WHOLE", "--at", "S2"),
             "has no column S2: give a table of a row per prompt, with the columns prompt",
         ),
+        (("--heads", "L5H1", "--prompts", "PLACES", "--at", "s2"), "has no column 's2': did you mean 'S2'?"),
         (("--heads", "L5H1", "--prompts", "PLACES", "--at", "S2"), "column S2 has 'b'; give the number of a token"),
         (
             ("--heads", "L5H1", "--prompts", "NOTHING"),

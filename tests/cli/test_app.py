@@ -14,7 +14,7 @@ import pytest
 from command_line import heads, refusal, run, succeed
 
 import tlspectral as tls
-from tlspectral.cli import app, demo
+from tlspectral.cli import app, demo, terminal_summary
 from tlspectral.errors import ScoreMismatch
 from tlspectral.tables import progress, read_table, write_table
 
@@ -54,7 +54,7 @@ def section(output: str, title: str) -> list[str]:
 
 @pytest.mark.slow
 def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
-    done = succeed("show", table, "--top", 2)
+    done = succeed("show", table, "--all", "--top", 2)
     assert section(done.output, "Previous-token heads") == ["L1H2", "L1H1"]
     assert section(done.output, "rotational share (D_head) furthest above its null") == ["L1H2", "L1H1"]
     assert section(done.output, "rotational share (D_head) furthest below its null") == ["L0H1", "L0H0"]
@@ -85,15 +85,75 @@ def test_show_says_what_is_missing_and_counts_the_heads_that_are_not_ok(tmp_path
     frame[["prev", "dup", "ind", "D_head_z"]] = np.nan
     frame.attrs = {}
     write_table(frame.drop(columns="name"), tmp_path / "heads.parquet")
+    known = ["No detector scores in this table.", "No null in this table.", "status: 2 zero, 1 defective, 3 ok"]
+    known.append("unnamed model: 6 heads")
+    done = succeed("show", tmp_path / "heads.parquet", "--all")
+    assert [said for said in [*known, "self-check: not made"] if said not in done.output] == []
     done = succeed("show", tmp_path / "heads.parquet")
-    for said in (
-        "unnamed model: 6 heads",
-        "self-check: not made",
-        "No detector scores in this table.",
-        "No null in this table.",
-        "status: 2 zero, 1 defective, 3 ok",
-    ):
-        assert said in done.output
+    assert [said for said in known if said not in done.output] == []
+
+
+def with_chance(chance, **scores):
+    """The table of `heads` with a chance level, and other scores."""
+    frame = heads().assign(**scores)
+    frame.attrs["detectors"] = {**frame.attrs["detectors"], "chance": chance}
+    return frame
+
+
+def test_the_first_screen_has_23_lines_of_80_characters_results_first(tmp_path):
+    frame = pd.concat([heads().assign(layer=layer) for layer in range(98, 100)], ignore_index=True)
+    frame["head"] += 100
+    frame["name"] = [f"L{layer}H{head}" for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+    frame["D_head_z"] = np.linspace(-1234.5, 1234.5, len(frame))
+    frame[["prev_se", "dup_se", "ind_se", "rope_imag_frac"]] = 0.0123
+    frame.attrs = {**heads().attrs, "model": "folder/" * 30}
+    write_table(frame, tmp_path / "heads.parquet")
+    lines = succeed("show", tmp_path / "heads.parquet").stdout.splitlines()
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("folder/")
+    assert lines[0].endswith(": 12 heads in 2 layers")
+    assert lines[5].startswith("L98H102 0.876 ± 0.0123")
+    assert lines[-2:] == [
+        "status: ok for all 12 heads",
+        "weights 0123456789ab, tlspectral 0.1.0; more: tlspectral show TABLE --all",
+    ]
+
+
+def test_heads_at_chance_are_not_listed(tmp_path):
+    # prev: one head of six is above chance. dup: the largest is 2 standard errors above, which the largest of six
+    # scores reaches by chance. ind: the second layer has another chance level.
+    dup, ind = [0.02, 0.01, 0.022, 0.0, 0.0, 0.026], [0.3, 0.01, 0.01, 0.3, 0.31, 0.9]
+    chance = {"prev": 0.05, "dup": 0.022, "ind": {"L0": 0.05, "L1": 0.305}}
+    write_table(with_chance(chance, dup=dup, dup_se=0.002, ind=ind, ind_se=0.001), tmp_path / "heads.parquet")
+    lines = succeed("show", tmp_path / "heads.parquet").stdout.splitlines()
+    assert lines[4].split("  ")[0] == "chance 0.050"
+    assert lines[4].endswith("chance 0.050 to 0.305")
+    assert [line.split()[0] for line in lines[5:8]] == ["L1H2", "L1H1", "L0H0"]
+    assert lines[5].split("±")[0] == "L1H2 0.876 "
+    assert "none above chance" in lines[5]
+    assert lines[5].endswith("L1H2 0.900 ± 0.0010")
+    everything = succeed("show", tmp_path / "heads.parquet", "--all").stdout
+    assert "Duplicate-token heads, by dup\nnone above chance\n" in everything
+    assert section(everything, "Previous-token heads") == ["L1H2"]
+    # Without a level, or without errors, nothing else can be said.
+    write_table(heads().assign(dup=dup, dup_se=0.002), tmp_path / "heads.parquet")
+    assert "chance not recorded" in succeed("show", tmp_path / "heads.parquet").stdout
+    assert "none above" not in succeed("show", tmp_path / "heads.parquet").stdout
+    write_table(with_chance(chance, dup=dup).drop(columns="dup_se"), tmp_path / "heads.parquet")
+    assert "L1H2 0.026\n" in succeed("show", tmp_path / "heads.parquet").stdout.replace("   ", "\n")
+
+
+def test_names_are_bold_on_a_terminal_alone(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain = terminal_summary.first_screen(heads(), 2)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    styled = terminal_summary.first_screen(heads(), 2)
+    assert "\x1b[1mL1H2\x1b[0m 0.876" in styled
+    assert "\x1b[2mchance not recorded\x1b[0m" in styled
+    assert re.sub(r"\x1b\[\d+m", "", styled) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal_summary.first_screen(heads(), 2) == plain
 
 
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
@@ -115,7 +175,7 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output
     assert "worst_error 2.5e-06" in done.output.splitlines()[0]
-    assert section(done.output, "Previous-token heads")[0] == "L1H2"
+    assert "\nL1H2 0.876 ± 0.0012 " in done.output
     quiet = run("analyze", "tiny", "--quiet", "-o", tmp_path / "heads.csv")
     assert (quiet.exit_code, quiet.output) == (0, "")
     columns = pd.read_csv(tmp_path / "heads.columns.csv")
@@ -191,7 +251,33 @@ def test_ctrl_c_says_what_is_kept(library, monkeypatch, said):
 
     monkeypatch.setattr(tls, "load_model", load_model)
     done = run("verify", "tiny")
-    assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"tlspectral: {said or 'stopped'}\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"tlspectral: {said or 'interrupted'}\n")
+
+
+@pytest.mark.parametrize("said", ["", "stopped, and nothing is kept: give folder= to keep finished work"])
+def test_ctrl_c_names_the_folder_with_finished_parts(tmp_path, library, monkeypatch, said):
+    def stop(*given, **options):
+        raise KeyboardInterrupt(*filter(None, [said]))
+
+    monkeypatch.setattr(tls, "analyze_heads", stop)
+    hint = "tlspectral: stopped, and nothing is kept: give --folder to keep finished work\n"
+    empty = run("analyze", "tiny", "--folder", tmp_path / "none")
+    assert (empty.exit_code, empty.stderr) == (130, hint if said else "tlspectral: interrupted\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "settings.json").write_text("{}")
+    kept = run("analyze", "tiny", "--folder", tmp_path / "parts")
+    line = f"interrupted; finished parts are kept in {tmp_path}/parts, and the same command goes on from there"
+    assert (kept.exit_code, kept.stderr) == (130, f"tlspectral: {line}\n")
+    assert run("analyze", "tiny").stderr == (hint if said else "tlspectral: interrupted\n")  # not the folder before
+
+
+def test_ctrl_c_before_the_command_begins_is_one_line(monkeypatch):
+    def stop(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.core.TyperGroup.make_context", stop)
+    done = run("verify", "tiny")
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "tlspectral: interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -251,6 +337,16 @@ def test_format_prints_the_table_and_nothing_else(library, form):
         (("show", "OTHER"), "other.parquet has no column head, D_head"),
         (("show", "ROWS"), "rows.csv is CSV"),
         (("plane", "PLAIN", "-o", "FOLDER"), "is a folder"),
+        (("ablate", "tiny", "L9H9", "--part", "M_A"), "error: 'L9H9' is a head, not a table: give heads by --heads"),
+        (("ablate", "tiny", "L5H1,L7"), "'L5H1,L7' are heads, not a table: give heads by --heads"),
+        (("show", "L5"), "'L5' is a layer, not a table: give a parquet file that tlspectral wrote"),
+        (("plane", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table: give a parquet file"),
+        (("map", "L5H1", "prev", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("effects", "L5H1", "TABLE", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("effects", "TABLE", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("circuit", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("wall", "tiny", "--table", "L5H1", "-o", "p.png"), "'L5H1' is a head, not a table"),
+        (("report", "tiny"), "tables and page of the model tiny need a folder: give -o FOLDER"),
         (("study", "statistics", "TABLE", "--revision", "v2"), "goes with --model"),
         (("study", "statistics", "TABLE", "--device", "cpu"), "goes with --model"),
         (("study", "statistics", "TABLE", "--dtype", "float64"), "goes with --model"),

@@ -43,6 +43,13 @@ def test_pictures_of_tables(folder, command, tables, options):
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_misspelt_column_is_answered_with_its_neighbour(folder):
+    said = "the table has no column 'dhead': did you mean 'D_head'?"
+    assert said in refusal("map", folder / "heads.parquet", "dhead", "-o", folder / "drawn.png")
+    said = "has no column nothing: give a table of analyze_heads"
+    assert said in refusal("map", folder / "heads.parquet", "nothing", "-o", folder / "drawn.png")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "arguments"),

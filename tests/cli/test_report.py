@@ -206,3 +206,34 @@ def test_a_model_with_a_tokenizer_gets_pairs_and_positional_scores(tmp_path):
     with pytest.warns(UserWarning, match="of 64 prompts 1 are distinct"):  # this tokenizer knows few words of the text
         assert _makers(model, 0, tmp_path / "layers")["pairs"]().attrs["table"] == "top_pairs"
     assert not {"pairs", "positional"} & set(_makers(tls.load_model("tiny-rope"), 0, tmp_path))
+
+
+def test_the_page_of_a_table_stands_beside_it_by_default(tmp_path):
+    write_table(command_line.heads(), tmp_path / "many.heads.parquet")
+    done = made(tmp_path / "many.heads.parquet")
+    assert done.stdout == f"{tmp_path}/many.heads.html\n"
+    assert "L1H2" in (tmp_path / "many.heads.html").read_text(encoding="utf-8")
+
+
+def test_progress_is_one_sequence_of_numbers(tmp_path, monkeypatch):
+    shown = []
+
+    class Bar:
+        def __init__(self, total, description, unit, *, initial=0):
+            self.total, self.n, self.said = total, initial, description
+            self.note()
+
+        def note(self):
+            shown.append((self.said, self.n, self.total))
+
+        def update(self, n=1):
+            self.n += n
+            self.note()
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *raised: None  # noqa: E731
+
+    monkeypatch.setattr("tlspectral.tables.measurement.bar", Bar)
+    made("tiny-rope", "-o", tmp_path / "tiny", "--no-removal")
+    counts = [(n, total) for said, n, total in shown if said == "report"]
+    assert list(dict.fromkeys(counts)) == [(n, 5) for n in range(6)]

@@ -100,6 +100,21 @@ def test_a_chance_that_depends_on_the_layer_is_told_with_its_layers():
     assert "Chance" not in Structure(report(table)).text()
 
 
+def test_heads_at_chance_are_not_listed_as_strong():
+    table = heads()
+    table["prev"], table["dup"] = 0.06, [0.07, *[0.01] * 11]
+    table["dup_se"] = 0.005  # dup: 1.5 errors above chance, which the largest of twelve scores reaches by chance
+    text = Structure(report(table)).text()
+    assert "Previous-token heads prev none above chance" in text
+    assert "Duplicate-token heads dup none above chance" in text
+    assert "Induction heads ind head score" in text
+    assert "Chance is 0.062. Heads at chance are left out." in text
+    table["dup_se"] = 0.001
+    listed = Structure(report(table)).text().split("Duplicate-token heads dup")[1].split("Induction heads")[0]
+    assert "L0H0 0.070" in listed
+    assert "L0H1" not in listed
+
+
 def test_the_tables_say_what_the_table_says():
     table = heads()
     table["D_head_null_pct"] = [0.0] * 5 + [1.0] * 3 + [0.5] * 4

@@ -57,6 +57,7 @@ INFINITE = np.where(np.arange(20) == 3, np.inf, X)
         (lambda: top_head_percentile(HEADS, k=21), "k=21, but only 20 heads have both D_head and prev"),
         (lambda: top_head_percentile(HEADS, k=0), "at least 1"),
         (lambda: top_head_percentile(HEADS.drop(columns="layer")), r"no column \['layer'\]"),
+        (lambda: top_head_percentile(HEADS, column="dhead"), r"no column 'dhead': did you mean 'D_head'\?"),
         (lambda: top_head_percentile(HEADS, by="ind"), r"no column \['ind'\]"),
         (lambda: model_permutation_test([1.0], []), "group y is empty"),
         (lambda: model_permutation_test([1.0, np.nan], [2.0]), "group x has a value that is not finite"),

@@ -17,6 +17,7 @@ def heads(layers: int = 3, per_layer: int = 4) -> pd.DataFrame:
     generator = np.random.default_rng(0)
     count = layers * per_layer
     frame = pd.DataFrame({column.name: generator.uniform(0.2, 0.8, count) for column in HEAD_COLUMNS})
+    frame[["prev_se", "dup_se", "ind_se"]] *= 0.01  # errors of scores that are above chance
     frame["layer"], frame["head"] = np.repeat(np.arange(layers), per_layer), np.tile(np.arange(per_layer), layers)
     frame["kv_head"], frame["rank"], frame["status"], frame["bilinear"] = frame["head"] // 2, 8, "ok", "exact"
     frame["name"] = [f"L{layer}H{head}" for layer, head in zip(frame["layer"], frame["head"], strict=True)]

@@ -3,7 +3,7 @@
 Commands import heavy modules inside their functions, so that help and version are printed at once.
 """
 
-from tlspectral.cli import ablate, analyze, collect, demo, pictures, positional, report, study, table, walls
+from tlspectral.cli import ablate, analyze, collect, demo, pictures, positional, reasons, report, study, table, walls
 from tlspectral.cli.app import app, main
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "main",
     "pictures",
     "positional",
+    "reasons",
     "report",
     "study",
     "table",

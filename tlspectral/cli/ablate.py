@@ -1,8 +1,6 @@
 """The command `ablate`, which removes a part of some heads."""
 
 import re
-from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +9,7 @@ import typer
 from tlspectral.cli.app import (
     Device,
     DType,
+    Folder,
     Format,
     Model,
     Quiet,
@@ -20,16 +19,17 @@ from tlspectral.cli.app import (
     app,
     choice,
     deliver,
+    keeps,
     listed_heads,
     require_shared,
     require_table_file,
+    table_path,
 )
+from tlspectral.cli.prompt_options import PromptsFile, ReadyTask, require_one_task, task_of_file
 from tlspectral.cli.terminal_summary import read_heads
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tlspectral.tasks import Task
 
 _OTHER_PREV = 0.1  # only heads with a previous-token score below this are drawn as random other heads
 _LISTED = 20
@@ -45,7 +45,8 @@ _STATEMENTS = {
 def ablate(
     model: Model,
     table: Annotated[
-        Path | None, typer.Argument(metavar="TABLE", help="Table of heads of MODEL; not needed with --heads.")
+        Path | None,
+        typer.Argument(metavar="TABLE", help="Table of heads of MODEL; not needed with --heads.", callback=table_path),
     ] = None,
     heads: Annotated[
         str | None,
@@ -67,18 +68,8 @@ def ablate(
             help="Remove the part at one position at a time: token numbers, or columns of --prompts that hold them.",
         ),
     ] = None,
-    task: Annotated[
-        str | None,
-        choice("--task", ("induction", "language"), "Repeated random tokens (the default), or packaged text."),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Columns prompt, correct and wrong; answers are one token each, such as ' Mary'. With a column "
-            "counterfactual, --part output replaces a head's output by its output on that prompt.",
-        ),
-    ] = None,
+    task: ReadyTask = None,
+    prompts: PromptsFile = None,
     control: Annotated[
         str | None,
         choice(
@@ -99,10 +90,7 @@ def ablate(
     revision: Revision = None,
     output: TableOutput = None,
     form: Format = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Keep finished layers here; the same command resumes from them."),
-    ] = None,
+    folder: Folder = None,
     shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
@@ -120,7 +108,8 @@ def ablate(
     The result is a table with a row per head, and per position with --at. `value` is the measure without the part,
     `delta` the value less the intact value, `delta_se` its standard error over sequences. The measure is the loss of
     --task in nats. With --prompts it is the logit of the correct answer minus the logit of the wrong answer, after each
-    prompt. With --control, `control_p` compares delta with random parts. The command prints the 20 heads with the
+    prompt; --part output then replaces a head's output by its output on the prompt in the column counterfactual, if the
+    file has one. With --control, `control_p` compares delta with random parts. The command prints the 20 heads with the
     greatest harm; -o writes all rows.
 
     With --heads all and a TABLE, the output ends with a summary: the sum of all effects, the share of small effects,
@@ -131,20 +120,20 @@ def ablate(
     """
     require_table_file(output)
     require_shared(folder, "--folder")
+    keeps(folder)
     if heads is None and table is None:
         raise typer.BadParameter(
             "no heads are given: give --heads, or a TABLE whose strongest heads are used", param_hint="--heads"
         )
-    if prompts is not None and task is not None:
-        raise typer.BadParameter("--prompts is a task of its own: give only one of them", param_hint="--task")
+    require_one_task(prompts, task)
     if control is None and draws is not None:
         raise typer.BadParameter("needs --control random", param_hint="--draws")
     every = heads == "all"
     chosen: Any = None if every else listed_heads(heads)
     places = None if at is None else [int(place) if re.fullmatch(r"-?\d+", place) else place for place in at.split(",")]
-    scored: Any = task or "induction"
+    named_places = [place for place in places or () if isinstance(place, str)]
     if prompts is not None:
-        scored = task_of_file(prompts, [place for place in places or () if isinstance(place, str)])
+        task_of_file(prompts, named_places)  # a file that cannot be read is refused before the model is loaded
     import tlspectral
     from tlspectral.heads.analysis import require_table_of
     from tlspectral.hooks.parts import part_of
@@ -162,6 +151,9 @@ def ablate(
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:
         require_table_of(attention_view(loaded), known)
+    scored: Any = task or "induction"
+    if prompts is not None:
+        scored = task_of_file(prompts, named_places, loaded)
     sweep = tlspectral.ablation_sweep(
         loaded,
         part,  # type: ignore[arg-type]
@@ -253,47 +245,3 @@ def _print_summary(summary: "pd.DataFrame") -> None:
             typer.echo(f"{text}: {row.value:.0f} of {row.n}, p = {row.pvalue:.3g} ({least})")
         else:
             typer.echo(f"{text}: {row.value:.3f} ({row.low:.3f} to {row.high:.3f})")
-
-
-def task_of_file(path: Path, places: Sequence[str] = ()) -> "Task":
-    """Return the `Task` of a CSV file with the columns prompt, correct and wrong (and counterfactual, if present): its
-    metric is the logit of the correct minus the wrong answer.
-
-    `places` are further columns, which hold a token number per prompt. Raises ValueError for a file that cannot be
-    read, and for missing, empty or misspelt columns.
-    """
-    import pandas as pd
-
-    from tlspectral.errors import did_you_mean
-    from tlspectral.models.running.text import file_text
-    from tlspectral.tables.schema import require
-    from tlspectral.tasks import logit_difference
-
-    try:
-        frame = pd.read_csv(StringIO(file_text(path), newline=None), dtype=str, keep_default_na=False)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
-        raise ValueError(
-            f"{path} cannot be read as CSV ({' '.join(str(error).split())}): write a first line with the columns "
-            "prompt, correct and wrong, as many cells in each line, and closed quotes"
-        ) from error
-    needed = ["prompt", "correct", "wrong", *places]
-    require(frame, needed, f"a row per prompt, with the columns {', '.join(needed)}", name=f"table in {path}")
-    known = (*needed, "counterfactual")
-    for name in frame:
-        if name not in known and (suggestion := did_you_mean(str(name), known)):
-            raise ValueError(f"{path} has a column {name!r}, which has no meaning here{suggestion}")
-    columns = {name: frame[name].tolist() for name in known if name in frame}
-    for name, cells in columns.items():
-        if "" in cells:
-            raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty, fill it in or remove the row")
-    for name in places:
-        wrong = [cell for cell in columns[name] if not re.fullmatch(r"-?\d+", cell)]
-        if wrong:
-            raise ValueError(f"{path}: column {name} has {wrong[0]!r}; give the number of a token in each prompt")
-    return logit_difference(
-        columns["prompt"],
-        columns["correct"],
-        columns["wrong"],
-        counterfactual=columns.get("counterfactual"),
-        positions={name: [int(cell) for cell in columns[name]] for name in places},
-    )

@@ -17,11 +17,12 @@ from tlspectral.cli.app import (
     Shard,
     app,
     deliver,
+    keeps,
     listed_heads,
     require_shared,
     require_table_file,
 )
-from tlspectral.cli.terminal_summary import self_check, summary
+from tlspectral.cli.terminal_summary import first_screen, self_check
 
 
 @app.command(short_help="one row per head of a model or of many, as a table")
@@ -104,6 +105,7 @@ def analyze(
     (model,) = models
     require_table_file(output)
     require_shared(folder, "--folder")
+    keeps(folder)
     streams = no_detectors and device is None and dtype is None
     chosen = listed_heads(heads)
     import tlspectral
@@ -118,7 +120,7 @@ def analyze(
     if form is None and not quiet:
         seconds = time.perf_counter() - began
         typer.echo(f"{output or model}: {len(table)} heads in {seconds:.1f} s; {self_check(table.attrs)}\n")
-        typer.echo(summary(table, top=5))
+        typer.echo(first_screen(table, top=5))
 
 
 def _refuse_of_many(**for_one: Any) -> None:
@@ -143,6 +145,7 @@ def _analyze_many(models: list[str], output: Path | None, quiet: bool, **setting
         )
     from tlspectral.heads import analyze_models
 
+    keeps(output)
     failures = analyze_models(models, output, **settings)
     for row in failures.to_dict(orient="records"):
         typer.echo(f"{row['model']}: {row['error']}: {' '.join(row['message'].split())}", err=True)

@@ -2,13 +2,14 @@
 
 import os
 import re
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from tlspectral.errors import MissingParts, TlspectralError, did_you_mean, shown
+from tlspectral.errors import MissingParts, TlspectralError, did_you_mean, kind_of, shown
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _REFUSAL, _INTERRUPTED = 2, 130
 _GIVEN, _SHARD = "tlspectral.given", "tlspectral.shard"  # keys in the `meta` of a command's context
+_KEPT: ContextVar[Path | None] = ContextVar("kept", default=None)  # folder of the running command
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
 
 
@@ -79,6 +81,21 @@ def _shared_out(context: Any, text: str | None) -> str | None:
     return text
 
 
+def table_path(context: Any, path: Path | None) -> Path | None:
+    """Return the value of an argument TABLE. Raises ValueError if it is no file but names heads, such as "L9H9" or
+    "L5H1,L7". `context` is the command's click context.
+    """
+    if path is None or path.exists():
+        return path
+    kinds = {kind_of(name) for name in str(path).split(",")}
+    if not kinds <= {"a head", "all heads of a layer"}:
+        return path
+    what = "are heads" if len(str(path).split(",")) > 1 else "is a head" if kinds == {"a head"} else "is a layer"
+    takes_heads = any("--heads" in parameter.opts for parameter in context.command.params)
+    cure = "heads by --heads" if takes_heads else "a parquet file that tlspectral wrote, such as heads.parquet"
+    raise ValueError(f"{shown(str(path))} {what}, not a table: give {cure}")
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a hub model.")
@@ -118,7 +135,13 @@ Shard = Annotated[
         callback=_shared_out,
     ),
 ]
-TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
+TableFile = Annotated[
+    Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.", callback=table_path)
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", metavar="FOLDER", help="Keep finished layers here; the same command resumes from them."),
+]
 TableOutput = Annotated[
     Path | None,
     typer.Option(
@@ -135,6 +158,7 @@ Preset = Annotated[str, typer.Option("--preset", help="quick (minutes) or paper 
 
 _CONTENTS = {
     "A model": ("demo", "analyze", "report", "verify", "ablate", "positional", "collect"),
+    "Why a head looks there": ("edges", "pairs", "attribution"),
     "A table of heads": ("show", "compare"),
     "A picture": ("wall", "map", "plane", "effects", "circuit", "patterns", "eigenvalues", "kernel"),
     "The three papers": ("study",),
@@ -159,21 +183,41 @@ class _Commands(TyperGroup):
         ctx.meta[_GIVEN] = list(args)
         return super().parse_args(ctx, args)
 
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*given, **options)
+        except KeyboardInterrupt as interrupt:
+            raise _interrupted(interrupt, None) from interrupt
+
     def invoke(self, ctx: Any) -> Any:
+        keeps(None)
         try:
             return super().invoke(ctx)
         except MissingParts as error:  # a shard that has made its own jobs has succeeded
             typer.echo(str(error), err=True)
             raise typer.Exit(0 if _SHARD in ctx.meta else 1) from error
         except KeyboardInterrupt as interrupt:
-            typer.echo(f"tlspectral: {str(interrupt) or 'stopped'}", err=True)
-            raise typer.Exit(_INTERRUPTED) from interrupt
+            raise _interrupted(interrupt, _KEPT.get()) from interrupt
         except (TlspectralError, ValueError, OSError, ImportError) as error:
             if ctx.params.get("debug"):
                 raise
             message = " ".join(str(error).split()) or type(error).__name__
             typer.echo(f"tlspectral: error: {message}", err=True)
             raise typer.Exit(_REFUSAL) from error
+
+
+def _interrupted(interrupt: KeyboardInterrupt, folder: Path | None) -> typer.Exit:
+    """Print one line on stderr about an interrupted command; return the exception that ends it with status 130.
+
+    `folder` is where the command keeps finished parts. If the interrupted work itself says what is kept, that is
+    printed.
+    """
+    text = str(interrupt).replace("give folder=", "give --folder")
+    kept = folder is not None and folder.is_dir() and any(folder.iterdir())
+    if kept and (not text or "nothing is kept" in text):
+        text = f"interrupted; finished parts are kept in {folder}, and the same command goes on from there"
+    typer.echo(f"tlspectral: {text or 'interrupted'}", err=True)
+    return typer.Exit(_INTERRUPTED)
 
 
 app = typer.Typer(
@@ -238,6 +282,11 @@ def require_shared(folder: Path | None, option: str) -> None:
 
     if folder is None and current_shard() is not None:
         raise typer.BadParameter(f"needs {option}, a folder that all shards can read", param_hint="--shard")
+
+
+def keeps(folder: Path | None) -> None:
+    """Note that the running command keeps finished parts in `folder`, for the message after an interrupt."""
+    _KEPT.set(folder)
 
 
 def listed_heads(heads: str | None) -> list[str] | None:

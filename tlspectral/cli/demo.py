@@ -8,7 +8,7 @@ import typer
 
 from tlspectral.cli.ablate import echo_sweep, strongest_heads
 from tlspectral.cli.app import app, require_writable, write_figure
-from tlspectral.cli.terminal_summary import summary
+from tlspectral.cli.terminal_summary import first_screen
 
 _MODEL = "smollm2-135m"
 _SEQUENCES = 8
@@ -42,7 +42,7 @@ def demo(
     model = tlspectral.load_model(_MODEL)
     heads = tlspectral.analyze_heads(model, n_jobs=jobs)
     tlspectral.write_table(heads, table)
-    typer.echo(f"{table}: {len(heads)} heads\n\n{summary(heads, top=5)}\n")
+    typer.echo(f"{table}: {len(heads)} heads\n\n{first_screen(heads, top=5)}\n")
     write_figure(plane(heads, highlight_previous_token=5), figure)
     typer.echo(f"{figure}\n")
     task = tlspectral.tasks.induction(n_sequences=_SEQUENCES)

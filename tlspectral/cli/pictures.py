@@ -16,8 +16,10 @@ from tlspectral.cli.app import (
     app,
     listed_heads,
     require_writable,
+    table_path,
     write_figure,
 )
+from tlspectral.cli.prompt_options import read_prompt
 
 HeadNames = Annotated[
     str, typer.Argument(metavar="HEADS", help="Heads or layers such as L5H1,L6H9 or L3; at most 12 heads.")
@@ -102,7 +104,9 @@ def column_map(
 
 @app.command(short_help="effects of a sweep beside their controls")
 def effects(
-    sweep: Annotated[Path, typer.Argument(metavar="SWEEP", help="Table that `tlspectral ablate -o` wrote.")],
+    sweep: Annotated[
+        Path, typer.Argument(metavar="SWEEP", help="Table that `tlspectral ablate -o` wrote.", callback=table_path)
+    ],
     table: TableFile,
     output: FigureOutput,
 ) -> None:
@@ -125,7 +129,9 @@ def effects(
 
 @app.command(short_help="edges as a graph or a matrix")
 def circuit(
-    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Table of edge_effects, written by write_table.")],
+    edges: Annotated[
+        Path, typer.Argument(metavar="EDGES", help="Table that `tlspectral edges -o` wrote.", callback=table_path)
+    ],
     output: FigureOutput,
     most: Annotated[int, typer.Option(min=1, help="Number of largest edges to draw; 25 or more are a matrix.")] = 24,
 ) -> None:
@@ -133,8 +139,8 @@ def circuit(
 
     Example: tlspectral circuit edges.parquet -o circuit.png
 
-    EDGES comes from Python: tls.write_table(tls.edge_effects(model, ...), "edges.parquet"). Line width or colour is the
-    change of the metric when the edge is cut, in the metric's unit.
+    EDGES is written by `tlspectral edges -o`, or by tls.write_table(tls.edge_effects(model, ...), FILE). Line width or
+    colour is the change of the metric when the edge is cut, in the metric's unit.
 
     Not shown: whether other edges matter, or what the drawn edges do together; see `tls.faithfulness`.
     """
@@ -148,7 +154,12 @@ def circuit(
 @app.command(short_help="where heads look on a prompt")
 def patterns(
     model: Model,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text, at most 128 tokens.")],
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPT", help="Text of at most 128 tokens. Without a tokenizer, token ids such as 5,6,7."
+        ),
+    ],
     heads: HeadNames,
     output: FigureOutput,
     sink: Annotated[bool, typer.Option("--sink", help="Draw the first key too; most heads look at it.")] = False,
@@ -178,7 +189,7 @@ def patterns(
     def draw(loaded: Any, chosen: Any) -> Any:
         from tlspectral import plots
 
-        return plots.patterns(loaded, prompt, chosen, sink=sink, sinks=sinks)
+        return plots.patterns(loaded, read_prompt(loaded, prompt), chosen, sink=sink, sinks=sinks)
 
     _draw_heads(draw, output, model, heads, device=device, dtype=dtype, revision=revision)
 

@@ -18,6 +18,7 @@ from tlspectral.cli.app import (
     Shard,
     app,
     choice,
+    keeps,
     require_shared,
     require_writable,
     write_figure,
@@ -102,6 +103,7 @@ def positional(
     Not shown: whether the answer depends on a head, or how the head behaves on other text.
     """
     require_shared(output, "--output")
+    keeps(None if output is None else output / "runs")
     if output is not None:
         require_writable(output / f"heads_{mode}.parquet")
         import_module("tlspectral.plots")  # raises here if matplotlib is missing, not after the work

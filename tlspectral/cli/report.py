@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.ablate import task_of_file
 from tlspectral.cli.app import (
     MODEL_HELP,
     Device,
@@ -17,8 +16,10 @@ from tlspectral.cli.app import (
     Revision,
     Shard,
     app,
+    keeps,
     require_writable,
 )
+from tlspectral.cli.prompt_options import task_of_file
 from tlspectral.cli.terminal_summary import read_heads
 from tlspectral.cli.walls import Control, NoRemoval, Prompts, TaskFile, WallJob, say_cost, wall_jobs
 
@@ -44,9 +45,14 @@ def report(
         str, typer.Argument(metavar="MODEL|TABLE", help=f"{MODEL_HELP} Or a parquet file written by tlspectral.")
     ],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FOLDER|FILE", help="For a model a folder; for a table an HTML file."),
-    ],
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER|FILE",
+            help="For a model a folder. For a table an HTML file; default: beside the table, as NAME.html.",
+        ),
+    ] = None,
     pairs: Annotated[list[Path] | None, _further("top_pairs")] = None,
     kernels: Annotated[list[Path] | None, _further("relative_position_kernel")] = None,
     positional: Annotated[list[Path] | None, _further("positional_symbolic")] = None,
@@ -70,6 +76,8 @@ def report(
     Example: tlspectral report smollm2-135m -o smollm2
 
     Example: tlspectral report smollm2-135m -o smollm2 --prompt "Paris is in France, and Rome is in"
+
+    Example: tlspectral report heads.parquet
 
     Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
 
@@ -98,10 +106,15 @@ def report(
         raise ValueError(f"--{option} works for a model, but {source} is a table: leave it out")
     for option in (name for name, value in of_walls.items() if value and wall):
         raise ValueError(f"--{option} is for a new wall, but --wall gives a measured one: leave one of them out")
+    if output is None:
+        if not from_table:
+            raise ValueError(f"tables and page of the model {source} need a folder: give -o FOLDER")
+        output = Path(source).with_suffix(".html")
     if not from_table and output.suffix == ".html":
         raise ValueError(f"tables and page of the model {source} need a folder: give -o a folder's name, not {output}")
     page = output if from_table else output / "report.html"
     require_writable(page)
+    keeps(None if from_table else output)
     import tlspectral
     from tlspectral.hooks.measured_wall import wall_of_table
     from tlspectral.report import report as write_report
@@ -181,10 +194,10 @@ def _measured(
     # If the head table is finished already, a folder of this name was not made by this run and stays.
     done = remove_layers if "heads" in missing else None
     with sharing(None):  # every shard needs the head table first, so every shard makes it
-        heads = made([Job("heads", makers["heads"])], done=done)["heads"]
+        heads = made([Job("heads", makers["heads"])], done=done, around=(0, len(wanted) - 1))["heads"]
     makers |= {name: job.table for name, job in walls.items()}
     makers["directions"] = partial(_directions, model, heads, seed)
-    tables = made([Job(name, makers[name]) for name in wanted[1:]], failed=failed)
+    tables = made([Job(name, makers[name]) for name in wanted[1:]], failed=failed, around=(1, 0))
     if "kernel_prediction" in tables:
         tables["prediction"] = tables.pop("kernel_prediction")
     return heads, tables

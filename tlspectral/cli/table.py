@@ -13,25 +13,33 @@ from tlspectral.cli.app import (
     deliver,
     require_table_file,
 )
-from tlspectral.cli.terminal_summary import changes, random_heads, read_heads, summary
+from tlspectral.cli.terminal_summary import changes, first_screen, random_heads, read_heads, summary
 
 
 @app.command(short_help="heads that stand out in a table")
 def show(
     table: TableFile,
     top: Annotated[int, typer.Option(min=1, help="Rows of each list.")] = 5,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print more columns, the settings, the versions and the self-check.")
+    ] = False,
 ) -> None:
-    """Print the heads that stand out in a table.
+    """Print the heads that stand out in a table, on one screen.
 
     Example: tlspectral show heads.parquet --top 10
 
-    TABLE is written by `tlspectral analyze -o`. The text gives model and settings, the heads with the highest score of
-    each detector (mean attention, 0 to 1), the heads whose rotational share D_head (0 to 1) is furthest from its random
-    null, and how many heads could not be computed.
+    TABLE is written by `tlspectral analyze -o`. The text gives the heads with the highest score of each detector (mean
+    attention, 0 to 1), the heads whose rotational share D_head (0 to 1) is furthest from its random null, medians over
+    all heads, and how many heads could not be computed. Heads whose score is not above chance are left out: the score
+    less its error, widened for the number of heads, has to exceed the chance level. Where the table records no chance
+    level, no head is left out.
+
+    On a terminal, names of heads are bold; the environment variable NO_COLOR=1 switches this off.
 
     Not shown: whether the model needs a head; the first of many heads stand out by chance too.
     """
-    typer.echo(summary(read_heads(table), top))
+    heads = read_heads(table)
+    typer.echo(summary(heads, top) if everything else first_screen(heads, top))
 
 
 @app.command(short_help="which heads differ between two models")

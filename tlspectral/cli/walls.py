@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.ablate import task_of_file
-from tlspectral.cli.app import Device, DType, FigureOutput, Model, Revision, app, require_writable, write_figure
+from tlspectral.cli.app import (
+    Device,
+    DType,
+    FigureOutput,
+    Model,
+    Revision,
+    app,
+    require_writable,
+    table_path,
+    write_figure,
+)
+from tlspectral.cli.prompt_options import read_prompt, task_of_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +29,11 @@ if TYPE_CHECKING:
 
 Prompts = Annotated[
     list[str] | None,
-    typer.Option("--prompt", metavar="TEXT", help="A sentence for the wall; may be given several times."),
+    typer.Option(
+        "--prompt",
+        metavar="TEXT",
+        help="A sentence for the wall (token ids such as 5,6,7 without a tokenizer); may be repeated.",
+    ),
 ]
 TaskFile = Annotated[
     Path | None,
@@ -91,9 +105,9 @@ def wall_jobs(
     from tlspectral.hooks.head_wall import first_sentences
     from tlspectral.models.running.text import file_text
 
-    asked: list[tuple[Any, Any]] = [(prompt, None) for prompt in prompts]
+    asked: list[tuple[Any, Any]] = [(read_prompt(model, prompt), None) for prompt in prompts]
     if task_file is not None:
-        asked.append((None, task_of_file(task_file)))
+        asked.append((None, task_of_file(task_file, model=model)))
     jobs: dict[str, WallJob] = {}
     for prompt, task in asked or [(prompt, None) for prompt in first_sentences(model)]:
         prompt_text = prompt if isinstance(prompt, str) else None if prompt is None else prompt.tolist()
@@ -119,11 +133,18 @@ def say_cost(jobs: Sequence[WallJob]) -> None:
 def wall(
     model: Model,
     output: FigureOutput,
-    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="The sentence.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", metavar="TEXT", help="The sentence; token ids such as 5,6,7 without a tokenizer."),
+    ] = None,
     task: TaskFile = None,
     table: Annotated[
         Path | None,
-        typer.Option(metavar="TABLE", help="Table of heads of MODEL, for the frames. Default: measure the heads."),
+        typer.Option(
+            metavar="TABLE",
+            help="Table of heads of MODEL, for the frames. Default: measure the heads.",
+            callback=table_path,
+        ),
     ] = None,
     no_removal: NoRemoval = False,
     device: Device = None,
@@ -144,12 +165,15 @@ def wall(
     require_writable(output)
     if prompt is not None and task is not None:
         raise typer.BadParameter("--task has prompts of its own: give only one of them", param_hint="--prompt")
-    asked = None if task is None else task_of_file(task)
+    if task is not None:
+        task_of_file(task)  # a file that cannot be read is refused before the model is loaded
     import tlspectral
     from tlspectral import plots
     from tlspectral.cli.terminal_summary import read_heads
 
     heads = None if table is None else read_heads(table)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
-    write_figure(plots.wall(loaded, prompt, task=asked, table=heads, removal=not no_removal), output)
+    asked = None if task is None else task_of_file(task, model=loaded)
+    shown = None if prompt is None else read_prompt(loaded, prompt)
+    write_figure(plots.wall(loaded, shown, task=asked, table=heads, removal=not no_removal), output)
     typer.echo(str(output))

@@ -108,9 +108,15 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
     Case is ignored.
     """
+    name = nearest(given, known)
+    return "" if name is None else f"; did you mean {name!r}?"
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Return the name in `known` that is nearest to `given`, without regard to case; None if none is near."""
     names = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(given.casefold(), names, n=1)
-    return f"; did you mean {names[near[0]]!r}?" if near else ""
+    return names[near[0]] if near else None
 
 
 _LONGEST = 160

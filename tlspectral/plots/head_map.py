@@ -62,7 +62,7 @@ def heads(
     Not established: that a named head is unusual. The largest of many heads is large by chance too; compare the null
     columns and errors of the table.
     """
-    require(table, ("layer", "head", column), "analyze_heads")
+    require(table, ("layer", "head"), "analyze_heads", named=[column])
     require_one_row(table, ["layer", "head"], "give one row per head")
     if not pd.api.types.is_numeric_dtype(table[column]) and not pd.api.types.is_bool_dtype(table[column]):
         raise ValueError(f"column {column} has values of type {table[column].dtype}: choose a column of numbers")

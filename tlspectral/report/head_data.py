@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.report.head_pages import page_address
-from tlspectral.tables.detector_columns import DETECTORS
+from tlspectral.tables.detector_columns import DETECTORS, detector_chance
 from tlspectral.tables.head_columns import COLUMNS, null_band
 from tlspectral.tables.schema import columns_of
 
@@ -86,18 +86,6 @@ def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
     if name in DETECTORS and isinstance(chance := detector_chance(heads, name), float):
         return {"value": chance, "reach": 0.0, "label": "chance"}
     return None  # a chance level that depends on the layer has no single place on the scale
-
-
-def detector_chance(heads: pd.DataFrame, name: str) -> float | dict[str, float] | None:
-    """Return the chance level of the detector `name`, such as "prev": an attention probability, a dict by layer ("L3")
-    if attention windows differ, or None if the table does not record it.
-    """
-    detectors = heads.attrs.get("detectors")
-    chance = detectors.get("chance") if isinstance(detectors, dict) else None
-    chance = chance.get(name) if isinstance(chance, dict) else chance
-    if isinstance(chance, dict):
-        return {layer: _rounded(float(level)) for layer, level in chance.items() if level is not None}
-    return _rounded(float(chance)) if isinstance(chance, (int, float)) else None
 
 
 def _identity(column: pd.Series) -> list[Any]:

@@ -8,13 +8,14 @@ import pandas as pd
 
 from tlspectral.report.card_sections import Html, listing
 from tlspectral.report.drawings import Rows, kernel_drawing
-from tlspectral.report.head_data import BAND_DEVIATIONS, NULL_METRICS, detector_chance
-from tlspectral.tables.detector_columns import DETECTORS
+from tlspectral.report.head_data import BAND_DEVIATIONS, NULL_METRICS
+from tlspectral.tables.detector_columns import DETECTORS, detector_chance, heads_above_chance
 from tlspectral.tables.head_columns import COLUMNS, column_title, null_band
 from tlspectral.tables.schema import Column, columns_of
 
 _TOP_HEADS = 5  # of each detector
 _NOT_COMPUTED = '<p class="none">not computed</p>'
+_NONE_ABOVE = '<p class="none">none above chance</p>'
 _TAIL = 0.025
 _NAMED_HEADS = 24  # heads named for each status; the rest is counted
 _MOST_DRAWN = 24  # kernels
@@ -27,8 +28,8 @@ def counts(heads: pd.DataFrame) -> str:
 
 
 def detector_tables(heads: pd.DataFrame) -> str:
-    """Return an HTML string with a table per detector: its five strongest heads, their scores, standard errors, D_head
-    and its null.
+    """Return HTML with a table per detector: its five strongest heads above chance, their scores, standard errors,
+    D_head and its null.
 
     "" if the head table has no detector scores.
     """
@@ -46,8 +47,8 @@ def _has_detectors(heads: pd.DataFrame) -> bool:
 
 
 def _detector_table(heads: pd.DataFrame, name: str) -> str:
-    """Return an HTML table of the five heads with the highest score of the detector `name`, such as "prev", or the HTML
-    text "not computed".
+    """Return an HTML table of the five heads with the highest score of the detector `name`, such as "prev", without
+    heads at chance; or the HTML text "none above chance" or "not computed".
     """
     rows = [
         {
@@ -60,16 +61,17 @@ def _detector_table(heads: pd.DataFrame, name: str) -> str:
         }
         for row in _top_heads(heads, name)
     ]
-    return listing(rows)[0] if rows else _NOT_COMPUTED
+    if rows:
+        return listing(rows)[0]
+    return _NOT_COMPUTED if heads_above_chance(heads, name, _TOP_HEADS) is None else _NONE_ABOVE
 
 
 def _top_heads(heads: pd.DataFrame, detector: str) -> list[dict[Any, Any]]:
-    """Return the rows (dicts) of the five heads with the highest score of a detector, highest first; [] if the head
-    table lacks its column.
+    """Return the rows (dicts) of the five heads with the highest score of a detector, highest first, without heads at
+    chance; [] if there are none.
     """
-    if detector not in heads:
-        return []
-    return heads.dropna(subset=[detector]).nlargest(_TOP_HEADS, detector).to_dict("records")
+    strongest = heads_above_chance(heads, detector, _TOP_HEADS)
+    return [] if strongest is None else strongest.to_dict("records")
 
 
 def _head_link(row: Mapping[Any, Any]) -> Html:
@@ -106,8 +108,9 @@ def _chance_note(heads: pd.DataFrame) -> str:
     """
     levels = {name: _level(level) for name in DETECTORS if (level := detector_chance(heads, name)) is not None}
     if len(set(levels.values())) == 1:
-        return f"Chance is {levels.popitem()[1]}."
-    return f"Chance: {'; '.join(f'{name} {level}' for name, level in levels.items())}." if levels else ""
+        return f"Chance is {levels.popitem()[1]}. Heads at chance are left out."
+    by_name = "; ".join(f"{name} {level}" for name, level in levels.items())
+    return f"Chance: {by_name}. Heads at chance are left out." if levels else ""
 
 
 def _level(level: float | dict[str, float]) -> str:

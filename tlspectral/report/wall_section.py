@@ -12,8 +12,8 @@ import pandas as pd
 
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
 from tlspectral.report.card_sections import Html, listing
-from tlspectral.report.head_data import detector_chance, script_json
-from tlspectral.tables.detector_columns import DETECTORS, FRAMED, framed_kind
+from tlspectral.report.head_data import script_json
+from tlspectral.tables.detector_columns import DETECTORS, FRAMED, detector_chance, framed_kind
 from tlspectral.tables.same_model import require_same_model
 
 MOST_BYTES = 1_000_000

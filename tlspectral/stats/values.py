@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 
 from tlspectral.errors import shown
 from tlspectral.tables.joining import KEYS
-from tlspectral.tables.schema import require_one_row, require_table, shown_names
+from tlspectral.tables.schema import refuse_misspelt, require_one_row, require_table, shown_names
 
 Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
 """One number per head or model."""
@@ -87,6 +87,7 @@ def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
     DataFrame.
     """
     require_table(heads, "give a table such as the result of tls.analyze_heads")
+    refuse_misspelt(heads, names)
     absent = [name for name in names if name not in heads.columns]
     if absent:
         raise ValueError(f"the table has no column {shown(absent)}: choose from {shown_names(heads.columns)}")

@@ -6,8 +6,12 @@ all read these records.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,37 @@ def framed_kind(scores: Mapping[Any, Any]) -> str:
     """
     known = {name: float(scores[name]) for name in DETECTORS if scores.get(name) is not None}
     return max((name for name in known if known[name] >= FRAMED), key=known.__getitem__, default="")
+
+
+_FALSE = 0.05  # probability that a head at chance is called above chance, over all heads of a table
+
+
+def detector_chance(heads: "pd.DataFrame", name: str) -> float | dict[str, float] | None:
+    """Return the chance level of the detector `name`, such as "prev", to six digits: an attention probability, a dict
+    by layer ("L3") if attention windows differ, or None if the table does not record it.
+    """
+    detectors = heads.attrs.get("detectors")
+    chance = detectors.get("chance") if isinstance(detectors, dict) else None
+    chance = chance.get(name) if isinstance(chance, dict) else chance
+    if isinstance(chance, dict):
+        return {layer: float(f"{level:.6g}") for layer, level in chance.items() if level is not None}
+    return float(f"{chance:.6g}") if isinstance(chance, (int, float)) else None
+
+
+def heads_above_chance(heads: "pd.DataFrame", name: str, top: int) -> "pd.DataFrame | None":
+    """Return the rows of at most `top` heads with the highest score of the detector `name`, without heads that are not
+    above chance; None if the table has no such score.
+
+    A head is above chance if its score less z standard errors exceeds the chance level of its layer. z is the normal
+    quantile of 1 - .05 / n for n heads, because the largest of n scores is looked at. A score without a standard error
+    is compared as it is. Where the table records no chance level, all heads count as above it.
+    """
+    scored = heads.dropna(subset=[name]) if name in heads else heads.iloc[:0]
+    if scored.empty:
+        return None
+    chance = detector_chance(heads, name)
+    if chance is not None:
+        levels = [chance.get(f"L{layer}", -1.0) if isinstance(chance, dict) else chance for layer in scored["layer"]]
+        errors = scored[f"{name}_se"].fillna(0.0) if f"{name}_se" in scored else 0.0
+        scored = scored.loc[scored[name] - NormalDist().inv_cdf(1 - _FALSE / len(scored)) * errors > levels]
+    return scored.nlargest(top, name)

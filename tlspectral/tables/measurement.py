@@ -147,6 +147,7 @@ def finished_jobs(
     n_jobs: int = 1,
     failed: Callable[[str, JobFailure], None] | None = None,
     done: Callable[[str], None] | None = None,
+    around: tuple[int, int] = (0, 0),
 ) -> dict[str, pd.DataFrame]:
     """Return the table of every job. A stored job is read from the folder; any other job is made and stored at once.
 
@@ -172,6 +173,8 @@ def finished_jobs(
         failed: function called in this process with the name of a job that cannot be read, checked or made, and its
             failure. The other jobs go on.
         done: function called in this process with the name of each job that is stored or made.
+        around: numbers of items of the same work that other calls make before and after this one. Progress counts them,
+            so that several calls show one sequence of numbers.
 
     Returns:
         Dict from name to table, in the order of `jobs`, without the jobs that failed.
@@ -183,7 +186,7 @@ def finished_jobs(
     """
     share = current_shard()
     if share is not None:
-        how: dict[str, Any] = {"prepare": prepare, "n_jobs": n_jobs, "failed": failed, "done": done}
+        how: dict[str, Any] = {"prepare": prepare, "n_jobs": n_jobs, "failed": failed, "done": done, "around": around}
         finish = partial(finished_jobs, folder=folder, description=description, unit=unit, **how)
         return share.tables(jobs, folder, finish)
     sizes: dict[str, int] = {}
@@ -202,7 +205,7 @@ def finished_jobs(
 
     missing, total = _missing(jobs, folder, sizes, take, None if failed is None else note), None
     if isinstance(jobs, Sequence):
-        missing, total = list(missing), sum(job.items for job in jobs)
+        missing, total = list(missing), sum(around) + sum(job.items for job in jobs)
     goes_on = failed is not None
     if n_jobs != 1:
         missing = list(missing)
@@ -214,7 +217,7 @@ def finished_jobs(
         made_parts = _made_here(missing, folder, prepare, goes_on)
 
     def finished_items() -> int:
-        return sum(sizes[name] for name in (*tables, *failures))
+        return around[0] + sum(sizes[name] for name in (*tables, *failures))
 
     try:
         with bar(total, description, unit, initial=finished_items()) as shown, closing(made_parts):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.errors import not_a, shown
+from tlspectral.errors import nearest, not_a, shown
 from tlspectral.tables.meanings import CHANGES, MEANINGS, changed
 
 _DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys(("label", "text", "numbers"), "object")
@@ -204,13 +204,18 @@ def require_table(table: Any, hint: str, *, name: str = "table") -> None:
         raise TypeError(f"{not_a(table, 'a table')}: the {name} has to be a DataFrame; {hint}")
 
 
-def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: str = "table") -> None:
+def require(
+    table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: str = "table", named: Iterable[str] = ()
+) -> None:
     """Raise ValueError if the table lacks one of the columns or has no rows.
 
-    The message calls the table `name` and tells the user to give a table of `made_by`, such as "analyze_heads".
+    The message calls the table `name` and tells the user to give a table of `made_by`, such as "analyze_heads". `named`
+    are further needed columns, which the user named: for a misspelt one the message gives the column that is near.
     """
     require_table(table, f"give a table of {made_by}", name=name)
-    missing = [column for column in columns if column not in table]
+    named = tuple(named)
+    refuse_misspelt(table, named, name=name)
+    missing = [column for column in (*columns, *named) if column not in table]
     if missing:
         raise ValueError(f"the {name} has no column {shown_names(missing)}: give a table of {made_by}")
     if table.empty:
@@ -221,6 +226,20 @@ def shown_names(names: Iterable[Any]) -> str:
     """Return column names as text for a message: the first 20, and long names shortened."""
     texts = [text if len(text := str(name)) <= 60 else shown(name, 60) for name in names]
     return ", ".join(texts[:20]) + f", ... ({len(texts)} columns)" * (len(texts) > 20)
+
+
+def refuse_misspelt(table: pd.DataFrame, named: Iterable[str], *, name: str = "table") -> None:
+    """Raise ValueError if the table lacks a column that the user named and has one of a similar name.
+
+    Other missing columns pass, and so do documented names (those of the head table, if the table says of itself nothing
+    else): they are not misspelt, but this table was made without them.
+    """
+    documented = columns_of(table.attrs) or _DOCUMENTED.get("analyze_heads", {})
+    for column in named:
+        if column in table or column in documented:
+            continue
+        if isinstance(column, str) and (near := nearest(column, map(str, table))):
+            raise ValueError(f"the {name} has no column {column!r}: did you mean {near!r}?")
 
 
 def require_one_row(table: pd.DataFrame, keys: list[str], hint: str, *, name: str = "table") -> None:

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.loading import hub
+from tlspectral.models.loading.finding import find_source
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -56,6 +58,28 @@ def test_wrong_arguments(name, options, error, words):
         load(name, **options)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny_rope", "TinyRope", "tiny-rop", "smollm2", "SmolLM2-135M-Instruct", "gemma3_270m", "minilm"]
+)
+def test_a_name_near_a_demo_model_is_refused_before_the_hub_is_asked(name, monkeypatch):
+    monkeypatch.setattr(hub, "first_file", lambda *given: pytest.fail("the hub was asked"))
+    with pytest.raises(ValueError, match=r"demo model \(tiny-ape, .*\); did you mean '"):
+        load(name)
+
+
+# A short name of TransformerLens, its names that resemble a demo model, names with an owner, and names unlike any.
+@pytest.mark.parametrize("name", ["gpt2", "gemma-3-270m", "tiny-stories-1M", "maker/tiny_rope", "distilgpt2", "nosuch"])
+def test_other_names_still_go_to_the_hub(name):
+    assert find_source(name).kind == "hub"
+
+
+def test_an_unknown_name_without_an_owner_is_answered_with_the_demo_models():
+    with pytest.raises(
+        ValueError, match=r"^'nosuch' is not a demo model \(tiny-ape, .*, minilm-l6\), a folder, a .gguf"
+    ):
+        load("nosuch")
 
 
 def test_files_and_folders_that_are_no_checkpoint(folder, tmp_path):

@@ -179,8 +179,8 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
         raise ValueError(
             f"{name!r} is not a hub id: a branch, tag or commit is an argument; give {before!r}, revision={after!r}."
         )
-    if not _HUB_ID.fullmatch(name):
-        known = (*TINY, *PACKAGED)
+    known = (*TINY, *PACKAGED)
+    if not _HUB_ID.fullmatch(name) or _misspelt(name, known):
         raise ValueError(
             f"{shown(name)} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo "
             f"model ({', '.join(known)}){did_you_mean(name, known) or ': give one of these.'}"
@@ -196,6 +196,21 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
             )
         revision = f"step{checkpoint}" if model.startswith("pythia") else f"checkpoint-{checkpoint}"
     return Source("hub", name, revision, {"model": name, "revision": revision})
+
+
+def _misspelt(name: str, known: Sequence[str]) -> bool:
+    """Return True if a name without an owner resembles a demo model in `known`, and TransformerLens has no such model.
+
+    Such a name is refused at once, because a machine without a network waits long for the hub's answer.
+    """
+    if "/" in name or not did_you_mean(name, known):
+        return False
+    from transformer_lens.supported_models import MODEL_ALIASES
+
+    names = {hub_id.lower() for hub_id in MODEL_ALIASES}.union(
+        *(map(str.lower, aliases) for aliases in MODEL_ALIASES.values())
+    )
+    return name.lower() not in names
 
 
 def _hub_id(name: str) -> str:

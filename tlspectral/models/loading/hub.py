@@ -119,8 +119,9 @@ def _refusal(source: Source, file: str, reason: str) -> str:
     name, revision = source.record["model"], source.record["revision"]
     which = f"{name!r} at revision {revision!r}" if revision else f"{name!r}"
     if file == "config.json":
+        demos = "" if "/" in name else f"a demo model ({', '.join((*TINY, *PACKAGED))}), "
         return (
-            f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
+            f"{which} is not {demos}a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
             f" {reason}{did_you_mean(source.location, (*TINY, *PACKAGED)) or '.'}"
         )
     return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
