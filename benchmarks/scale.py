@@ -38,6 +38,19 @@ class Shape:
     model_type: str = "llama"
 
 
+# Attention of models that people ask for, one layer each, with the number of layers and of parameters (1e9).
+NAMES: dict[Shape, tuple[int, float]] = {
+    Shape("gpt2", 768, 64, 12, 12, layers=1, draws=(100,)): (12, 0.124),
+    Shape("Qwen3-0.6B", 1024, 128, 16, 8, layers=1, draws=(100,)): (28, 0.6),
+    Shape("Llama-3.2-1B", 2048, 64, 32, 8, layers=1, draws=(100,)): (16, 1.24),
+    Shape("pythia-1.4b", 2048, 128, 16, 16, layers=1, draws=(100,)): (24, 1.41),
+    Shape("gemma-2-2b", 2304, 256, 8, 4, layers=1, draws=(100,)): (26, 2.61),
+    Shape("Phi-3-mini", 3072, 96, 32, 32, layers=1, draws=(100,)): (32, 3.82),
+    Shape("Mistral-7B", 4096, 128, 32, 8, layers=1, draws=(100,)): (32, 7.25),
+    Shape("OLMo-2-7B", 4096, 128, 32, 32, layers=1, draws=(100,), model_type="olmo2"): (32, 7.3),
+    Shape("Qwen2.5-7B", 3584, 128, 28, 4, layers=1, draws=(100,)): (28, 7.62),
+    Shape("Llama-3-8B", 4096, 128, 32, 8, layers=1, draws=(100,)): (32, 8.03),
+}
 LLAMA_8B = Shape("Llama-3-8B", 4096, 128, 32, 8, layers=32, draws=(NO_NULL, 100, 300))
 LLAMA_405B = Shape("one layer of Llama-3.1-405B", 16384, 128, 128, 8, layers=1, draws=(NO_NULL,))
 OLMO2_7B = Shape("two layers of OLMo-2-7B", 4096, 128, 32, 32, layers=2, draws=(NO_NULL,), model_type="olmo2")
@@ -192,7 +205,7 @@ def draw(layers: list[dict[str, Any]], widths: list[dict[str, Any]], output: Pat
 def main(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Image of how the costs grow.")] = None,
     small: Annotated[bool, typer.Option("--small", help="Tiny shapes, to see that it runs.")] = False,
-    only: Annotated[str, typer.Option(help="8b, 405b, olmo2 or growth; none: all.")] = "",
+    only: Annotated[str, typer.Option(help="8b, 405b, olmo2, growth or names; none: all but names.")] = "",
     table_of: Annotated[Path | None, typer.Option("--table", hidden=True)] = None,
     draws: Annotated[int, typer.Option(hidden=True)] = NO_NULL,
 ) -> None:
@@ -200,10 +213,15 @@ def main(
     if table_of is not None:
         print(json.dumps(table(table_of, draws)))
         return
-    if only not in ("", "8b", "405b", "olmo2", "growth"):
-        raise typer.BadParameter("is one of 8b, 405b, olmo2, growth", param_hint="--only")
+    if only not in ("", "8b", "405b", "olmo2", "growth", "names"):
+        raise typer.BadParameter("is one of 8b, 405b, olmo2, growth, names", param_hint="--only")
     with tempfile.TemporaryDirectory(prefix="scale_") as temporary:
         folder = Path(temporary)
+        if only == "names":
+            for shape, (layers, parameters) in NAMES.items():
+                (row,) = measured(shape, folder)
+                minutes = row["cpu_a_head"] * row["heads"] * layers / 60
+                print(f"    {layers} layers: {minutes:.1f} CPU minutes; {4e9 * parameters / 2**30:.1f} GiB in float32")
         if only in ("", "8b"):
             measured(SMALL if small else LLAMA_8B, folder)
         if only in ("", "405b") and not small:
