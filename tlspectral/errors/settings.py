@@ -195,7 +195,7 @@ def _path(value: Any) -> Any:
 
 
 def _nothing(value: Any) -> Any:
-    """Return None for None, otherwise `_REFUSED`."""
+    """Return None for None, otherwise `_REFUSED`, the mark of a value that this reader of settings does not take."""
     return None if value is None else _REFUSED
 
 

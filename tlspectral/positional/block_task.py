@@ -43,7 +43,8 @@ class Question:
         suffix: text or token ids after the blocks. The prompt ends with it, and its last token is the query.
         answer: right continuation. Text begins with its space, and only its first token counts; or a token id.
 
-    A `Question` itself checks nothing. `BlockDraw` raises ValueError if the block does not exist.
+    Raises ValueError if `block` is not a whole number, or `answer` neither text nor a whole number. `BlockDraw` raises
+    ValueError if the block does not exist.
     """
 
     block: int

@@ -41,7 +41,7 @@ def describe_table(name: str) -> pd.DataFrame:
     Returns:
         DataFrame with string columns `name, meaning, unit, label, range, source, also_known_as,
         does_not_establish`, one row per column of the table, in the table's order. `range` and the columns after it
-        are filled only for `"analyze_heads"`; elsewhere `source` is "this package".
+        are filled for columns of the head table, in whichever table they stand; elsewhere `source` is "this package".
 
     Raises:
         ValueError: no documented table has this name; the message lists all names.
