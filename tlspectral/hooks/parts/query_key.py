@@ -40,9 +40,9 @@ class QueryKeyPart(Part, ABC):
     """Base class of parts that take something from the scores of queries and keys.
 
     A part of your own is a subclass with a `name` and a method `of(scores, pairs)`, which returns the scores that are
-    removed, [batch, heads, query, key], for example from the methods of `scores` (`whole()`, `phase(pairs)`). `pairs` is
-    a boolean mask of the rotary pairs in `frequencies`, or None for all. `frequencies` limits nothing unless `of` passes
-    `pairs` on.
+    removed, [batch, heads, query, key], for example from the methods of `scores` (`whole()`, `phase(pairs)`). `pairs`
+    is a boolean mask of the rotary pairs in `frequencies`, or None for all. `frequencies` limits nothing unless `of`
+    passes `pairs` on.
 
     >>> import tlspectral as tls
     >>> class WholeScore(tls.parts.QueryKeyPart):
