@@ -362,6 +362,13 @@ def long_annotations(calls: Iterable[tuple[str, Callable[..., object]]]) -> list
     ]
 
 
+def test_public_docstrings_have_at_most_forty_lines():
+    """Longer text stands on the page that the docstring names."""
+    lengths = {name: len((inspect.getdoc(call) or "").splitlines()) for name, call in public_calls()}
+    assert len(lengths) > 150
+    assert {name: length for name, length in lengths.items() if length > 40} == {}
+
+
 def test_signatures_are_as_short_as_they_are_written():
     calls = list(public_calls())
     assert len(calls) > 100
