@@ -57,10 +57,9 @@ def as_it_is(model: Any, **options: Any) -> Any:
     """
     view = attention_view(model)
     anchor, device = next(model.parameters()), options["device"]
-    index = None if device is None else device.index
     fits = {
         "backend": options["backend"] == view.backend,
-        "device": device == torch.device(anchor.device.type, anchor.device.index if index is not None else None),
+        "device": device in (anchor.device, torch.device(anchor.device.type)),
         "dtype": options["dtype"] is anchor.dtype,
         "tokenizer": options["tokenizer"] is getattr(model, "tokenizer", None),
     }
@@ -90,7 +89,7 @@ def copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str,
     commit = {"commit": stated} if stated else snapshot_commit(Path(base.config._name_or_path))
     record: dict[str, Any] = {"model": name, "revision": None, **commit}
     check_config(base.config, name)
-    _check_weights(given, name)
+    check_weights(given, name)
     if adapter is None:
         copied = copy_of_object(given, name, dtype=dtype).eval()
     else:
@@ -167,10 +166,11 @@ def _checked_name(given: Any, *, merges: bool = False) -> str:
     return name
 
 
-def _check_weights(given: Any, name: str) -> None:
+def check_weights(given: Any, name: str) -> None:
     """Raise if the weights of a model object cannot be read. name: the model's name in messages.
 
-    BadWeights: quantised weights, or weights on the meta device. UnsupportedArchitecture: a model on several devices.
+    BadWeights: quantised weights, or weights on the meta device. UnsupportedArchitecture: a model on several devices,
+    or with a weight that a hook of `torch.nn.utils` makes (a pruning mask).
     """
     for module_name, module in given.named_modules():
         if hasattr(module, "_hf_hook"):
@@ -178,6 +178,13 @@ def _check_weights(given: Any, name: str) -> None:
                 f"{name} is spread over devices ({module_name or 'the model'} is moved by accelerate); load it onto "
                 "one device, without device_map"
             )
+        for hook in module._forward_pre_hooks.values():
+            if type(hook).__module__.startswith("torch.nn.utils."):
+                raise UnsupportedArchitecture(
+                    f"a {type(hook).__name__} of torch.nn.utils makes a weight of {module_name} in {name} before each "
+                    "pass; write it into the weight first, by torch.nn.utils.prune.remove(module, 'weight') or "
+                    "remove_weight_norm(module)"
+                )
     for parameter_name, parameter in given.named_parameters():
         if parameter.is_meta:
             raise BadWeights(f"{parameter_name} of {name} is on the meta device, without values; load the weights")
