@@ -15,12 +15,12 @@ from tlspectral.hooks.ablation import ablate
 from tlspectral.hooks.parts import Output
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.user_hooks import listed, user_hooks, without_user_hooks
-from tlspectral.models.loading import load_model
 from tlspectral.models.loading.checks import log_probabilities, require_agreement, require_tied
 from tlspectral.models.loading.copies import copy_of_object, copy_without_hooks
 from tlspectral.models.loading.encoders import has_no_head, with_head
 from tlspectral.models.loading.given_objects import check_weights
 from tlspectral.models.loading.pretrained import check_config
+from tlspectral.models.loading.roads import bridge_of
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.blocks import output_map
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -36,9 +36,10 @@ def bake(model: Any, heads: Heads) -> Any:
     In the copy the output map (`o_proj`, W_O) is 0 where it reads these heads. Shapes stay, so it is not faster.
 
     >>> import tlspectral as tls, transformers
-    >>> gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=97))
+    >>> config = transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=97)
+    >>> gpt2 = transformers.GPT2LMHeadModel(config)
     >>> pruned = tls.hooks.bake(gpt2, ["L0H1", "L1"])
-    >>> bool(pruned.transformer.h[0].attn.c_proj.weight[12:24].any())  # Conv1D: a row for each number of z
+    >>> bool(pruned.transformer.h[0].attn.c_proj.weight[12:24].any())  # its 12 rows of head 1
     False
 
     The copy computes what the model computes under `ablate(model, heads, tls.parts.Output("zero"))`, up to rounding.
@@ -69,7 +70,7 @@ def bake(model: Any, heads: Heads) -> Any:
     import transformers
 
     given = isinstance(model, transformers.PreTrainedModel)
-    source = load_model(model) if given else model  # warns of hooks on a model of transformers
+    source = bridge_of(model) if given else model  # warns of hooks on a model of transformers
     view = attention_view(source)
     by_layer = heads_by_layer(view, heads)
     if hasattr(source, "spectral_geometry"):

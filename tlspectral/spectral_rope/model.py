@@ -17,7 +17,7 @@ from tlspectral.models.hooking.interrupts import uninterrupted
 from tlspectral.models.hooking.placing import without_hooks
 from tlspectral.models.loading.checks import avoid_lost_cache
 from tlspectral.models.loading.copies import copy_without_hooks
-from tlspectral.models.loading.roads import load_other
+from tlspectral.models.loading.roads import bridge_of
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks, require_gradients
@@ -219,7 +219,7 @@ def to_spectral(
         advice = "make the new one from its .base" if hasattr(model, "base") else "train it as it is"
         raise ValueError(f"the model is spectral already: {advice}")
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
-    view = attention_view(_bridge_of(model) if of_transformers else model)
+    view = attention_view(bridge_of(model) if of_transformers else model)
     require_gradients(view, "to_spectral")
     require_single_runs(view)
     layers = spectral_layers(
@@ -251,11 +251,6 @@ def to_spectral(
         )
     avoid_lost_cache(spectral)
     return spectral
-
-
-def _bridge_of(model: Any) -> Any:
-    """Return a bridge of a Hugging Face model, for reading its layers; it cannot generate."""
-    return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
 
 
 def _prove(

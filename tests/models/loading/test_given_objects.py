@@ -66,6 +66,8 @@ def test_the_model_in_an_object_of_nnsight_is_read(peer, backend):
     torch.testing.assert_close(logits(model), logits(zoo.hf_model("llama")), atol=1e-5, rtol=0)
     assert not user_hooks(model)
     tls.detect_heads(model, n_sequences=2)  # a hook of nnsight's in it would warn
+    found = tls.hooks.check_hook(model, None, "L0H1").found
+    assert not any("hooks are on" in sentence for sentence in found)  # nor on the object
     assert [vars(module)["forward"] for module in wrapped._module.modules()] == forwards
     assert model.tlspectral_source == {"model": "LlamaForCausalLM", "revision": None}
 

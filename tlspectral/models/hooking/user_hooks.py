@@ -194,7 +194,7 @@ def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_
             yield f".{name} ({type(child).__name__})", False, None, None
 
 
-def is_nnsights(module: Any, forward: Any) -> bool:
+def _is_nnsights(module: Any, forward: Any) -> bool:
     """Return True if `forward`, stored on a module, is nnsight's object that runs the `forward` of the module's class.
 
     It changes nothing outside a trace of nnsight. False for one around another function, which a user has put there.
@@ -210,7 +210,7 @@ def _is_replaced(module: Any, function: Any, method: bool) -> bool:
     compute the same as the method. Methods of another module and plain functions of torch count as the user's.
     """
     owner = getattr(function, "__self__", function)
-    if is_nnsights(module, function):
+    if _is_nnsights(module, function):
         return False
     if owner is module:
         if getattr(type(module), function.__name__, None) is function.__func__:

@@ -12,7 +12,6 @@ from torch import nn
 
 from tlspectral.errors import warn_caller
 from tlspectral.models.hooking.placing import without_hooks
-from tlspectral.models.hooking.user_hooks import is_nnsights
 
 _HOOKS = re.compile(r"_(forward|backward)_(pre_)?hooks(_with_kwargs|_always_called)?")
 _CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
@@ -60,9 +59,6 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
     for module in copied.modules():
         # transformers marks here that its own hooks are in place; the copy has none.
         vars(module).pop("_output_capturing_hooks_installed", None)
-        if is_nnsights(module, vars(module).get("forward")):
-            del vars(module)["forward"]
-            vars(module).pop("__nnsight__", None)
     return copied
 
 

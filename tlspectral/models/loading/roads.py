@@ -65,6 +65,11 @@ def load_other(
     return model
 
 
+def bridge_of(model: Any) -> Any:
+    """Return a bridge of a Hugging Face model, for reading its layers; it is not checked whether it can generate."""
+    return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
+
+
 @contextlib.contextmanager
 def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
     """Yield a copy of the user's tokenizer, which can be given to TransformerLens inside the context; None for None.
