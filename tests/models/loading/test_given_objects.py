@@ -1,6 +1,7 @@
 """Objects of other libraries that `load_model` takes: stand-ins with the same attributes, and nnsight itself."""
 
 import functools
+import importlib.util
 import weakref
 from types import SimpleNamespace
 
@@ -48,11 +49,8 @@ class LanguageModel:
 
 def peers():
     """The stand-in, and nnsight's own class where it is installed."""
-    try:
-        from nnsight import NNsight
-    except ImportError:
-        return [LanguageModel]
-    return [LanguageModel, NNsight]
+    installed = importlib.util.find_spec("nnsight") is not None
+    return [LanguageModel, importlib.import_module("nnsight").NNsight] if installed else [LanguageModel]
 
 
 @pytest.mark.tl4
