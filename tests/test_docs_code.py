@@ -69,6 +69,7 @@ def test_python_of_every_page_is_python(page):
 PRINTED = [
     "docs/write_your_own.md",
     *zoo.also_slow("docs/circuits.md", "docs/concepts.md", "docs/from_the_papers.md", "docs/grouped_keys.md"),
+    "docs/head_mask.md",
 ]
 
 

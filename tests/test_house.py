@@ -397,7 +397,7 @@ def test_a_long_signature_is_seen():
 
 
 IN_ROOMS = {
-    "hooks": ("band_effects", "check_hook", "receivers", "summarize_sweep"),
+    "hooks": ("bake", "band_effects", "check_hook", "receivers", "summarize_sweep"),
     "heads": ("copying_scores", "qk_penalty"),
     "parts": ("Band", "Content", "Interaction", "LongRange", "Output", "Position", "RopePhase", "Symmetric"),
     "positional": ("BlockPrompt", "BlockTask"),

@@ -15,6 +15,7 @@ MORE = {
     "ablate": ("L0H1", "symmetric"),
     "ablation_hooks": ("L0H1", "symmetric"),
     "ablation_sweep": ("symmetric",),
+    "bake": ("L0H1",),
     "band_effects": ("L0H1",),
     "evaluate": ("induction",),
     "edge_effects": ("L1H1.k",),
@@ -38,7 +39,7 @@ NO_MODELS = {
     "a model of transformers": lambda: zoo.hf_model("llama"),
 }
 
-OBJECTS_TOO = ("analyze_heads", "k_composition", "load_model", "to_spectral")
+OBJECTS_TOO = ("analyze_heads", "bake", "k_composition", "load_model", "to_spectral")
 """Functions that take a model of transformers as it is."""
 
 

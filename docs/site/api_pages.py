@@ -66,6 +66,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
             "hooks.band_effects",
             "hooks.summarize_sweep",
             "hooks.check_hook",
+            "hooks.bake",
             "hooks.wall",
             "hooks.Wall",
         ),

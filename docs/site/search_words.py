@@ -7,10 +7,11 @@ from typing import Any
 
 WORDS: dict[str, tuple[str, ...]] = {
     "index.md": ("install", "cite", "citation"),
-    "questions.md": ("logit lens", "pruning", "activation steering"),
+    "questions.md": ("logit lens", "activation steering"),
     "concepts.md": ("D_head", "dir_frac", "rope_imag_frac", "M_S", "M_A", "Im(M_t)", "null model", "random null"),
     "parts.md": ("mean ablation", "zero ablation", "resample ablation", "knockout"),
-    "grouped_keys.md": ("GQA", "MQA", "grouped-query attention", "attention head ablation", "head_mask"),
+    "grouped_keys.md": ("GQA", "MQA", "grouped-query attention", "attention head ablation"),
+    "head_mask.md": ("head_mask", "head mask", "pruning", "prune heads"),
     "circuits.md": ("activation patching", "attribution patching", "EAP", "EAP-IG", "circuit discovery"),
     "wiring.md": ("path patching", "K-composition", "Q-composition"),
     "your_question.md": ("head importance", "important heads", "head ablation"),

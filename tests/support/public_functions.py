@@ -8,6 +8,7 @@ FIRST = {"model", "checkpoints", "name"}
 
 
 IN_ROOMS = (
+    tls.hooks.bake,
     tls.hooks.band_effects,
     tls.hooks.check_hook,
     tls.heads.copying_scores,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.attribution.ov_attribution import ov_attribution
     from tlspectral.hooks.attribution.qk_attribution import qk_attribution
     from tlspectral.hooks.attribution.score_matrix import scores
+    from tlspectral.hooks.baking import bake
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
     from tlspectral.hooks.head_wall import wall
     from tlspectral.hooks.hook_check import check_hook
@@ -27,6 +28,7 @@ __all__ = [
     "ablate",
     "ablation_hooks",
     "ablation_sweep",
+    "bake",
     "band_effects",
     "check_hook",
     "edge_effects",

@@ -14,7 +14,7 @@ from tlspectral.models.loading.damage import refusing
 from tlspectral.models.loading.pretrained import find_tokenizer
 from tlspectral.models.loading.roads import copied_tokenizer
 from tlspectral.models.loading.weight_files import WHOLE
-from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
+from tlspectral.spectral_rope.hugging_face import plain_object
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.spectral_rope.saving import SPECTRAL_CONFIG, parameters_file, read_config
 from tlspectral.spectral_rope.spectral_file import HOOKED, options_of, read_file, spectral_file_of
@@ -96,7 +96,6 @@ def load_claimed(model: Any, **options: Any) -> Any:
     arguments of `load_model`.
 
     Raises:
-        TypeError: a spectral TransformerLens model, which needs no loading.
         ValueError: a file of spectral parameters alone; or backend="bridge" for a whole model, which has no bridge.
         ImportError: a whole model on TransformerLens 4, which has no HookedTransformer.
         FileNotFoundError: a folder without its file, or without the model that its parameters belong to.
@@ -107,11 +106,6 @@ def load_claimed(model: Any, **options: Any) -> Any:
     """
     if isinstance(model, Source):
         return _load_saved(model, options)
-    if not is_spectral_object(model):
-        raise TypeError(
-            f"this {type(model).__name__} is a spectral TransformerLens model already: use it as it is, without "
-            "load_model"
-        )
     spectral = to_spectral(load_model(plain_object(model), **options), **options_of(model))
     spectral.spectral.load_state_dict(model.spectral.state_dict())
     return spectral

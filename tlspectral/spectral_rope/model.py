@@ -17,8 +17,8 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.models.hooking.interrupts import uninterrupted
 from tlspectral.models.hooking.placing import without_hooks
 from tlspectral.models.loading.checks import avoid_lost_cache
-from tlspectral.models.loading.copies import deep_copy, other_parameters
-from tlspectral.models.loading.roads import load_other
+from tlspectral.models.loading.copies import copy_without_hooks
+from tlspectral.models.loading.roads import bridge_of
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks, require_gradients
@@ -237,7 +237,7 @@ def to_spectral(
         advice = "make the new one from its .base" if hasattr(model, "base") else "train it as it is"
         raise ValueError(f"the model is spectral already: {advice}")
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
-    view = attention_view(_bridge_of(model) if of_transformers else model)
+    view = attention_view(bridge_of(model) if of_transformers else model)
     require_gradients(view, "to_spectral")
     require_single_runs(view)
     layers = spectral_layers(
@@ -256,7 +256,7 @@ def to_spectral(
         _prove(run, run_base, layers, view.d_vocab, not phase_noise)
         avoid_lost_cache_of_object(spectral, probe_tokens(view.d_vocab, PROBE_LENGTH))
         return spectral
-    rotated = _copied(model, shared=share_weights)
+    rotated = copy_without_hooks(model, shared=share_weights)
     place(attention_view(rotated), by_layer(layers))
     spectral = SpectralModel(model, rotated, layers)
     with without_hooks(model, view.hook_points):
@@ -269,34 +269,6 @@ def to_spectral(
         )
     avoid_lost_cache(spectral)
     return spectral
-
-
-def _bridge_of(model: Any) -> Any:
-    """Return a TransformerBridge around a Hugging Face model, for reading its layers; it uses the model's own weights
-    and cannot generate.
-    """
-    return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
-
-
-def _copied(model: Any, *, shared: bool) -> Any:
-    """Return a copy of a TransformerLens model without its hooks.
-
-    The tokenizer is not copied. `shared`: True puts the given model's own weights into the copy and freezes them, in
-    the given model too (`requires_grad` False); False copies the weights.
-    """
-    tokenizer = getattr(model, "tokenizer", None)
-    memo: dict[int, Any] = {id(tokenizer): tokenizer}
-    for root in (model, getattr(model, "original_model", model)) if shared else ():
-        weights = other_parameters(root)
-        for parameter in weights.values():
-            parameter.requires_grad_(False)
-        memo |= weights | {id(buffer): buffer for buffer in root.buffers()}
-    with without_hooks(model, model.hook_dict):
-        copied = deep_copy(model, memo)
-    for point in copied.hook_dict.values():
-        point.fwd_hooks, point.bwd_hooks = [], []
-        point._backward_hooks.clear()
-    return copied
 
 
 def _prove(

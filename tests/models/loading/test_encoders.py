@@ -50,9 +50,9 @@ REFUSED = {
 }
 ANSWERED = {
     # What is read of weights alone, or has a plain recomputation in `conformance` or below.
-    "ablate", "ablation_hooks", "analyze_heads", "copying_scores", "detect_heads", "evaluate", "head_directions",
-    "head_history", "k_composition", "qk_operators", "qk_penalty", "relative_position_kernel", "scores", "top_pairs",
-    "verify_scores",
+    "ablate", "ablation_hooks", "analyze_heads", "bake", "copying_scores", "detect_heads", "evaluate",
+    "head_directions", "head_history", "k_composition", "qk_operators", "qk_penalty", "relative_position_kernel",
+    "scores", "top_pairs", "verify_scores",
 }  # fmt: skip
 NO_MODEL_OF_ONES_OWN = {"load_model"}
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,8 +137,26 @@ OBJECTS = {
         ValueError,
         "rope was not trained on text",
     ),
-    "a bridge": (lambda: load(zoo.shared("bridge", "llama")), TypeError, "it is a TransformerLens model already"),
-    "a module": (lambda: load(torch.nn.Linear(2, 2)), TypeError, "found a Linear; give one of these"),
+    "a bridge in another type": (
+        lambda: load(zoo.shared("bridge", "llama"), dtype="float64", backend="hooked" if zoo.HAS_HOOKED else "auto"),
+        ValueError,
+        r"TransformerBridge is loaded already and comes back as it is, so .*dtype= cannot be followed: leave this out",
+    ),
+    "a module": (
+        lambda: load(torch.nn.Linear(2, 2)),
+        TypeError,
+        "of transformers, a PeftModel of peft, a LanguageModel of nnsight, .*HookedTransformer, and found a Linear",
+    ),
+    "a module in nnsight's wrapper": (
+        lambda: load(SimpleNamespace(_module=torch.nn.Linear(2, 2))),
+        TypeError,
+        "and found a Linear; give one of these",
+    ),
+    "nnsight without weights": (
+        lambda: load(SimpleNamespace(_module=llama().to("meta"))),
+        BadWeights,
+        r"SimpleNamespace of nnsight has not loaded its weights yet; make it with dispatch=True, or call its dispatch",
+    ),
     "a body without head": (
         lambda: load(llama().model),
         UnsupportedArchitecture,

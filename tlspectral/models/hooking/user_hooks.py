@@ -40,6 +40,7 @@ _GLOBAL = {
 }
 _RUN = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward")
 _OF_MODULES = frozenset(dir(nn.Module))
+_WRAPPING = ("builtins", "functools")  # modules of objects that only hold a function
 _FUNCTIONS = frozenset((FunctionType, MethodType, BuiltinFunctionType, partial))
 
 
@@ -198,6 +199,15 @@ def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_
             yield f".{name} ({type(child).__name__})", False, None, None
 
 
+def _is_nnsights(module: Any, forward: Any) -> bool:
+    """Return True if `forward`, stored on a module, is nnsight's object that runs the `forward` of the module's class.
+
+    It changes nothing outside a trace of nnsight. False for one around another function, which a user has put there.
+    """
+    body = getattr(getattr(forward, "state", None), "original", None)
+    return type(forward).__module__.startswith("nnsight.") and body is type(module).forward
+
+
 def _is_replaced(module: Any, function: Any, method: bool) -> bool:
     """Return True if a function stored on a module was put there by the user.
 
@@ -205,6 +215,8 @@ def _is_replaced(module: Any, function: Any, method: bool) -> bool:
     compute the same as the method. Methods of another module and plain functions of torch count as the user's.
     """
     owner = getattr(function, "__self__", function)
+    if _is_nnsights(module, function):
+        return False
     if owner is module:
         if getattr(type(module), function.__name__, None) is function.__func__:
             return False
@@ -243,7 +255,11 @@ def _homes(function: Any) -> Iterator[str]:
             function = function.func
         # functools.wraps lends a function the __module__ of another, and not its globals
         scope = getattr(getattr(function, "__func__", function), "__globals__", {})
-        yield str(scope.get("__name__") or getattr(function, "__module__", None))
+        home = getattr(function, "__module__", None)
+        # update_wrapper also lends the __module__ to an object of another class, such as nnsight's.
+        if "__module__" in getattr(function, "__dict__", ()) and type(function).__module__ not in _WRAPPING:
+            home = type(function).__module__
+        yield str(scope.get("__name__") or home)
         function = getattr(function, "__wrapped__", None)
 
 

@@ -1,4 +1,4 @@
-"""`load_model`: load a model from a package, the hub, a folder, a GGUF file or an object of transformers."""
+"""`load_model`: load a model from a package, the hub, a folder, a GGUF file or a model object."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def load_model(
             - a hub id or a short name of TransformerLens (`"gpt2-small"`); files missing from the cache are downloaded,
             - a folder: a checkpoint, a LoRA adapter, or a saved spectral model (`to_spectral`),
             - a `.gguf` file,
-            - a model object of transformers, which is copied and stays as it is,
+            - a model object of transformers, a PeftModel with LoRA, or a model of nnsight (`LanguageModel`) or nnterp,
+              which is copied and stays as it is; a TransformerBridge or HookedTransformer is returned itself,
             - in this package: `"tiny-rope"`, `"tiny-ape"`, `"tiny-rope-sym"`, `"tiny-rope-imag"`, `"tiny-ape-sym"`,
             - from other packages: `"smollm2-135m"`, `"gemma3-270m"`, `"minilm-l6"`.
         backend: `"bridge"` (default, `"auto"`) or `"hooked"` (TransformerLens 3 only).
@@ -48,7 +49,8 @@ def load_model(
         revision: branch, tag or commit on the hub.
         checkpoint: training step N, of Pythia and stanford-crfm on the hub, or a subfolder `step{N}` or
             `checkpoint-{N}`.
-        tokenizer: a tokenizer of transformers, which is copied. Default: the one in the files; an object has none.
+        tokenizer: a tokenizer of transformers, which is copied. Default: the one in the files, or of nnsight's object;
+            another object has none.
 
     Returns:
         A raw TransformerBridge, or for `"hooked"` a HookedTransformer with folded norms: in evaluation mode, with eager
@@ -92,10 +94,14 @@ def load_model(
         )
     # Imported late: they import transformers.
     from tlspectral.models.loading.checks import avoid_lost_cache
+    from tlspectral.models.loading.given_objects import as_it_is, is_of_transformer_lens, unwrapped
     from tlspectral.models.loading.roads import load_other
 
+    given, tokenizer = unwrapped(name, tokenizer)
     options = {"backend": backend, "device": on_device, "dtype": float_type, "tokenizer": tokenizer}
-    model = load_other(name, revision, checkpoint, **options)
+    if is_of_transformer_lens(given):
+        return as_it_is(given, **options | {"backend": None if backend == "auto" else backend})
+    model = load_other(given, revision, checkpoint, **options)
     avoid_lost_cache(model)
     return model
 

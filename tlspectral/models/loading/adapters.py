@@ -1,6 +1,8 @@
 """Load a LoRA adapter from a folder that peft saved, merged into its base model."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -47,11 +49,7 @@ def _base(folder: Path, name: str) -> Source:
     path = folder / ADAPTER_CONFIG
     config = read_json(path)
     base, kind, task = config.get("base_model_name_or_path"), config.get("peft_type"), config.get("task_type")
-    if kind != "LORA" or task not in (None, "CAUSAL_LM"):
-        raise UnsupportedArchitecture(
-            f"{name} is an adapter of kind {kind} for the task {task}; only LoRA of causal language models is merged: "
-            "merge it by peft, and load the merged model"
-        )
+    require_lora(kind, task, name)
     if not isinstance(base, str) or not base:
         raise BadWeights(f"{path} does not name the adapter's base; set base_model_name_or_path there")
     try:
@@ -72,6 +70,47 @@ def _base(folder: Path, name: str) -> Source:
     return source
 
 
+def require_lora(kind: Any, task: Any, name: str) -> None:
+    """Raise UnsupportedArchitecture unless an adapter is LoRA (kind "LORA") for the task None or "CAUSAL_LM".
+
+    kind, task: as the adapter's config states them. name: the adapter's, in the message.
+    """
+    if kind != "LORA" or task not in (None, "CAUSAL_LM"):
+        raise UnsupportedArchitecture(
+            f"{name} is an adapter of kind {kind} for the task {task}; only LoRA of causal language models is merged: "
+            "merge it by peft, and load the merged model"
+        )
+
+
+def merged_exactly(model: Any, name: str, advice: str) -> Any:
+    """Return the model of transformers under a PeftModel with its active adapters merged; it computes the same.
+
+    model: the PeftModel in float32 and evaluation mode; it is taken apart. name: the adapter's, in messages. advice:
+    end of the message. Raises UnsupportedArchitecture if the merge changes the output, BadWeights if peft fails.
+    """
+    peft: Any = import_module("peft")
+    expected = log_probabilities(model)
+    with _merging(name):
+        merged: Any = model.merge_and_unload(safe_merge=True)
+    require_agreement(merged, expected, f"the merge that peft {peft.__version__} makes of {name}", advice)
+    return merged.eval()
+
+
+@contextmanager
+def _merging(name: str) -> Iterator[None]:
+    """Turn errors of peft inside the `with` block into BadWeights. name: the adapter's, in the message."""
+    try:
+        yield
+    except BadWeights:
+        raise
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError, UserWarning) as error:
+        reason, peft = " ".join(str(error).split())[:300], import_module("peft")
+        raise BadWeights(
+            f"peft {peft.__version__} cannot merge the adapter {name} into its base: {reason}. Merge it where it was "
+            "trained, by model.merge_and_unload(), and load the result"
+        ) from error
+
+
 def _merged(pretrained: Any, folder: Path, name: str) -> Any:
     """Return a model of transformers with the adapter in `folder` merged into its weights.
 
@@ -81,33 +120,22 @@ def _merged(pretrained: Any, folder: Path, name: str) -> Any:
     peft: Any = import_module("peft")
     if not any((folder / file).is_file() for file in _WEIGHTS):
         raise BadWeights(f"{name} has an {ADAPTER_CONFIG} and no weights; put {' or '.join(_WEIGHTS)} beside it")
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):  # new adapters are drawn at random
-            # peft warns, and goes on, where it ignores a setting that it does not know.
-            warnings.filterwarnings("error", message="Unexpected keyword arguments")
-            warnings.filterwarnings("ignore", message="Model (with|has) `tie_word_embeddings")  # checked below
-            config = peft.PeftConfig.from_pretrained(str(folder))
-            config.inference_mode = True
-            model = peft.PeftModel(pretrained, config)
-            stored = peft.load_peft_weights(str(folder), device="cpu")
-            report = peft.set_peft_model_state_dict(model, stored)
-            lost = sorted(set(peft.get_peft_model_state_dict(model, save_embedding_layers=False)) - set(stored))
-            if lost or report.unexpected_keys:
-                raise BadWeights(
-                    f"the adapter {name} does not fit its base: it lacks {len(lost)} weights and has "
-                    f"{len(report.unexpected_keys)} too many, such as {(lost or report.unexpected_keys)[0]}; name "
-                    f"the base that it was trained on in {ADAPTER_CONFIG}"
-                )
-            expected = log_probabilities(model.eval())
-            merged: Any = model.merge_and_unload(safe_merge=True)
-    except BadWeights:
-        raise
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError, UserWarning) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise BadWeights(
-            f"peft {peft.__version__} cannot merge the adapter {name} into its base: {reason}. Merge it where it was "
-            "trained, by model.merge_and_unload(), and load the result"
-        ) from error
-    advice = "untie the embeddings of the base, or save the merged model by peft and check it"
-    require_agreement(merged, expected, f"the merge that peft {peft.__version__} makes of {name}", advice)
-    return merged.eval()
+    # New adapters are drawn at random.
+    with _merging(name), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        # peft warns, and goes on, where it ignores a setting that it does not know.
+        warnings.filterwarnings("error", message="Unexpected keyword arguments")
+        warnings.filterwarnings("ignore", message="Model (with|has) `tie_word_embeddings")  # outputs are compared
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = True
+        model = peft.PeftModel(pretrained, config)
+        stored = peft.load_peft_weights(str(folder), device="cpu")
+        report = peft.set_peft_model_state_dict(model, stored)
+        lost = sorted(set(peft.get_peft_model_state_dict(model, save_embedding_layers=False)) - set(stored))
+        if lost or report.unexpected_keys:
+            raise BadWeights(
+                f"the adapter {name} does not fit its base: it lacks {len(lost)} weights and has "
+                f"{len(report.unexpected_keys)} too many, such as {(lost or report.unexpected_keys)[0]}; name "
+                f"the base that it was trained on in {ADAPTER_CONFIG}"
+            )
+        advice = "untie the embeddings of the base, or save the merged model by peft and check it"
+        return merged_exactly(model.eval(), name, advice)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tlspectral.errors import warn_caller
+from tlspectral.models.hooking.placing import without_hooks
 
 _HOOKS = re.compile(r"_(forward|backward)_(pre_)?hooks(_with_kwargs|_always_called)?")
 _CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
@@ -60,6 +61,26 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
     for module in copied.modules():
         # transformers marks here that its own hooks are in place; the copy has none.
         vars(module).pop("_output_capturing_hooks_installed", None)
+    return copied
+
+
+def copy_without_hooks(model: Any, *, shared: bool) -> Any:
+    """Return a copy of a TransformerLens model without its hooks.
+
+    `shared`: True puts the given model's own weights, frozen, into the copy; False copies the weights.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    memo: dict[int, Any] = {id(tokenizer): tokenizer}
+    for root in (model, getattr(model, "original_model", model)) if shared else ():
+        weights = other_parameters(root)
+        for parameter in weights.values():
+            parameter.requires_grad_(False)
+        memo |= weights | {id(buffer): buffer for buffer in root.buffers()}
+    with without_hooks(model, model.hook_dict):
+        copied = deep_copy(model, memo)
+    for point in copied.hook_dict.values():
+        point.fwd_hooks, point.bwd_hooks = [], []
+        point._backward_hooks.clear()
     return copied
 
 

@@ -1,0 +1,195 @@
+"""Take a model object apart for `load_model`: unwrap nnsight, merge peft, copy what is of transformers."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tlspectral.errors import BadWeights, UnsupportedArchitecture, kind_of, public_call, shown
+from tlspectral.models.loading.adapters import merged_exactly, require_lora
+from tlspectral.models.loading.copies import copy_of_object
+from tlspectral.models.loading.encoders import is_encoder_config, require_known_form, with_head
+from tlspectral.models.loading.pretrained import check_config
+from tlspectral.models.loading.weight_files import snapshot_commit
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import require_single_runs
+
+ACCEPTED = (
+    "a model of transformers, a PeftModel of peft, a LanguageModel of nnsight, a model of nnterp, a TransformerBridge "
+    "or a HookedTransformer"
+)
+"""The model objects that `load_model` takes, for messages."""
+
+
+def unwrapped(given: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Return (model, tokenizer): the model that an object of nnsight or nnterp wraps, and the wrapper's tokenizer.
+
+    given: the user's object; one that wraps nothing is returned as it is. tokenizer: the user's; None takes the
+    wrapper's, if it has one of transformers. Raises BadWeights if nnsight has not loaded the weights yet.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    while not isinstance(given, nn.Module) and isinstance(inner := getattr(given, "_module", None), nn.Module):
+        if any(parameter.is_meta for parameter in inner.parameters()):
+            raise BadWeights(
+                f"this {type(given).__name__} of nnsight has not loaded its weights yet; make it with dispatch=True, "
+                "or call its dispatch()"
+            )
+        own = getattr(given, "tokenizer", None)
+        tokenizer = own if tokenizer is None and isinstance(own, PreTrainedTokenizerBase) else tokenizer
+        given = inner
+    return given, tokenizer
+
+
+def is_of_transformer_lens(given: Any) -> bool:
+    """Return True for a TransformerBridge or HookedTransformer, also a spectral one."""
+    return hasattr(given, "run_with_hooks")
+
+
+def as_it_is(model: Any, **options: Any) -> Any:
+    """Return a model of TransformerLens itself, after the checks of `load_model`, with its origin noted.
+
+    A model without `tlspectral_source` gets one, a dict with its name. options: `backend`, `device`, `dtype`,
+    `tokenizer` as the user gave them, None for the default. Raises ValueError if one of them would change the model,
+    UnsupportedArchitecture or TypeError if the model cannot be read.
+    """
+    view = attention_view(model)
+    anchor, device = next(model.parameters()), options["device"]
+    fits = {
+        "backend": options["backend"] == view.backend,
+        "device": device in (anchor.device, torch.device(anchor.device.type)),
+        "dtype": options["dtype"] is anchor.dtype,
+        "tokenizer": options["tokenizer"] is getattr(model, "tokenizer", None),
+    }
+    changed = [f"{name}=" for name, value in options.items() if value is not None and not fits[name]]
+    if changed:
+        raise ValueError(
+            f"this {type(model).__name__} is loaded already and comes back as it is, so {' and '.join(changed)} "
+            "cannot be followed: leave this out, or give the model's name or the model of transformers"
+        )
+    require_single_runs(view)
+    if getattr(model, "tlspectral_source", None) is None:
+        model.tlspectral_source = {"model": getattr(model.cfg, "model_name", None), "revision": None}
+    return model
+
+
+def copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+    """Return (copy, origin) of a model of transformers or peft: a model of transformers with weights of `dtype`.
+
+    The copy has eager attention; a LoRA adapter is merged into it. origin: a dict with `model`, `revision` (None), if
+    known `commit`, and for a PeftModel `adapter` (its name) and `base` (origin of the model under it). dtype: None
+    keeps the object's own. Raises TypeError, UnsupportedArchitecture or BadWeights for an object that cannot be read.
+    """
+    adapter = _adapter_of(given)
+    base = given if adapter is None else given.get_base_model()
+    name = _checked_name(base, merges=adapter is not None)
+    stated = getattr(base.config, "_commit_hash", None)
+    commit = {"commit": stated} if stated else snapshot_commit(Path(base.config._name_or_path))
+    record: dict[str, Any] = {"model": name, "revision": None, **commit}
+    check_config(base.config, name)
+    check_weights(given, name)
+    if adapter is None:
+        copied = copy_of_object(given, name, dtype=dtype).eval()
+    else:
+        dtype = dtype or base.get_input_embeddings().weight.dtype
+        copied = _merged_copy(given, f"{adapter} of this {type(given).__name__}", name)
+        for parameter in copied.parameters():
+            parameter.data = parameter.data.to(dtype)
+        record = {"model": f"{name} with the adapter {adapter}", "revision": None, "adapter": adapter, "base": record}
+    copied.config._attn_implementation = "eager"
+    if next(copied.parameters()).dtype is torch.float64:
+        copied.config._experts_implementation = "eager"  # kernels of grouped experts have no float64
+    if dtype is not None:
+        copied.config.dtype = dtype
+    return with_head(copied), record
+
+
+def _adapter_of(given: Any) -> str | None:
+    """Return the names of the active adapters of a PeftModel as text, such as "default"; None for another object.
+
+    Raises UnsupportedArchitecture if one of them is not a LoRA adapter of a causal language model.
+    """
+    configs = getattr(given, "peft_config", None)
+    if not isinstance(configs, dict) or not callable(getattr(given, "get_base_model", None)):
+        return None
+    active = list(given.active_adapters)
+    for adapter in active:
+        config = configs[adapter]
+        kind, task = getattr(config, "peft_type", None), getattr(config, "task_type", None)
+        require_lora(getattr(kind, "value", kind), getattr(task, "value", task), f"the adapter {adapter}")
+    return " and ".join(active)
+
+
+def _merged_copy(given: Any, adapter: str, name: str) -> Any:
+    """Return a model of transformers in float32: a copy of a PeftModel, with its active adapters merged.
+
+    adapter: the adapter in messages. name: name of the base. The PeftModel stays as it is: `safe_merge` writes new
+    tensors, so weights that the copy shares with it are not changed.
+    """
+    with warnings.catch_warnings():
+        # Outputs are compared, so both are safe.
+        warnings.filterwarnings("ignore", message="Model (with|has) `tie_word_embeddings")
+        warnings.filterwarnings("ignore", message="(All|Already following) adapters (are already|were) merged")
+        copied = copy_of_object(given, name, dtype=torch.float32).eval()
+        advice = "turn its adapters on by enable_adapter_layers(), or pass what its merge_and_unload() returns"
+        return merged_exactly(copied, adapter, advice)
+
+
+def _checked_name(given: Any, *, merges: bool = False) -> str:
+    """Return the name of a model object of transformers: its hub id or folder, otherwise its class.
+
+    merges: True for the base under a PeftModel, whose adapter is merged afterwards. Raises TypeError for another
+    object, UnsupportedArchitecture for an adapter without its PeftModel, or for another kind of model.
+    """
+    import transformers
+
+    kind = type(given).__name__
+    if not isinstance(given, transformers.PreTrainedModel):
+        other = kind_of(given)
+        advice = "give one of these"
+        if other not in ("", "a model"):
+            advice = f"it is {other}: check the order of the arguments, {public_call()}"
+        raise TypeError(f"load_model takes a name, a folder or {ACCEPTED}, and found {shown(given)}; {advice}")
+    if not merges and any(type(module).__module__.startswith("peft.") for module in given.modules()):
+        raise UnsupportedArchitecture(
+            f"this {kind} holds an adapter of peft that is not merged into its weights; pass its PeftModel, what "
+            "merge_and_unload() of that returns, or the folder of the adapter"
+        )
+    name = str(given.config._name_or_path or kind)
+    causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if is_encoder_config(given.config):
+        require_known_form(given, kind)
+    elif type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
+        raise UnsupportedArchitecture(f"this {kind} is not a causal language model; load it by AutoModelForCausalLM")
+    return name
+
+
+def check_weights(given: Any, name: str) -> None:
+    """Raise if the weights of a model object cannot be read. name: the model's name in messages.
+
+    BadWeights: quantised weights, or weights on the meta device. UnsupportedArchitecture: a model on several devices,
+    or with a weight that a hook of `torch.nn.utils` makes (a pruning mask).
+    """
+    for module_name, module in given.named_modules():
+        if hasattr(module, "_hf_hook"):
+            raise UnsupportedArchitecture(
+                f"{name} is spread over devices ({module_name or 'the model'} is moved by accelerate); load it onto "
+                "one device, without device_map"
+            )
+        for hook in module._forward_pre_hooks.values():
+            if type(hook).__module__.startswith("torch.nn.utils."):
+                raise UnsupportedArchitecture(
+                    f"a {type(hook).__name__} of torch.nn.utils makes a weight of {module_name} in {name} before each "
+                    "pass; write it into the weight first, by torch.nn.utils.prune.remove(module, 'weight') or "
+                    "remove_weight_norm(module)"
+                )
+    for parameter_name, parameter in given.named_parameters():
+        if parameter.is_meta:
+            raise BadWeights(f"{parameter_name} of {name} is on the meta device, without values; load the weights")
+        if not parameter.is_floating_point():
+            raise BadWeights(
+                f"{parameter_name} of {name} is {parameter.dtype}, a quantised format, which cannot be folded; load "
+                "the model without quantization_config"
+            )
