@@ -149,7 +149,7 @@ def what_is_left_is_the_softmax_of_the_scores_less_the_part(row, part):
     layer, heads, tokens = row.layers[-1], [1, 2], EQUAL_BLOCKS.tokens()
     if hidden(row.model, layer):
         with (
-            pytest.raises(ValueError, match="does not see all of them"),
+            pytest.raises(ValueError, match="does not see all blocks"),
             tls.ablate(row.model, [(layer, 1)], one_of_each(EQUAL_BLOCKS)[part]),
         ):
             logits(row.model, tokens[None])

@@ -107,7 +107,9 @@ def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_pa
     failures = analyze([late, models[0], cut_off, LOADED], folder)
     assert failures["model"].tolist() == [str(late), str(cut_off)]
     assert failures["error"].tolist() == ["FileNotFoundError", "BadWeights"]
-    assert failures["message"][0] == f"There is no folder or file {late}."
+    assert failures["message"][0] == (
+        f"There is no folder or file {late}: give an existing path, or a hub id 'owner/model'."
+    )
     assert "finding.py" in failures["raised_in"][0]
     written = [read_table(file) for file in (folder / "failures").iterdir()]
     written = pd.concat(written).set_index("model").loc[failures["model"]].reset_index()

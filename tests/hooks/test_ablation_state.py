@@ -79,7 +79,7 @@ def test_a_reset_of_hooks_inside_is_an_error_at_the_end(backend, name):
                 seen.append(logits(model))
 
         with pytest.raises(
-            EditNotHonored, match=r"taken off .* before the end of the context .*blocks\.0.* reset_hooks"
+            EditNotHonored, match=r"taken off .* before the end of the `with` block .*blocks\.0.* reset_hooks"
         ):
             reset()
         assert not torch.equal(seen[0], plain)

@@ -106,13 +106,13 @@ REFUSED = {
     "no scores": (lambda: triage(heads(), scores=()), "at least one score"),
     "k of 0": (lambda: triage(heads(), ks=(0,)), "k of at least 1"),
     "no layer": (lambda: triage(heads().drop(columns="layer")), r"no column \['layer'\]"),
-    "pair": (lambda: spearman_table(heads(), ["D_haed"], ["prev"]), r"no column \['D_haed'\]; it has layer"),
+    "pair": (lambda: spearman_table(heads(), ["D_haed"], ["prev"]), "no column 'D_haed': did you mean 'D_head'"),
     "words": (lambda: spearman_table(heads(name="L0H0"), ["name"], ["prev"]), "'name' must hold numbers"),
     "clusters of a layer": (lambda: intraclass_correlation(heads(kv_head=0), "prev", "kv_head"), "numbered anew"),
     "clusters of nothing": (lambda: intraclass_correlation(heads(), "prev", ()), "at least one cluster"),
     "pair of two models": (
         lambda: spearman_table(two_models(), ["D_head"], ["prev"]),
-        "2 values of model.* no one",
+        "2 values of model.* must be of one model",
     ),
     "pair of a table twice": (lambda: spearman_table(twice(heads()), ["D_head"], ["prev"]), "several rows for layer 0"),
     "class of two models": (

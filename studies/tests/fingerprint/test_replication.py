@@ -314,7 +314,7 @@ def test_what_is_said_of_the_quick_runs_is_what_their_table_says(monkeypatch):
     for weight, p in zip(("at weight 0.1", "and 1", "at 10 that is not seen"), later, strict=True):
         assert f"{weight} (p = {p:.{2 if weight.startswith('at 10') else 3}f})" in remark
     page = (STORED.parent / "constrained.md").read_text(encoding="utf-8").replace("\n", " ")
-    assert "(p = .016) and 1 (p = .004), and at 10 that is not seen (p = .32;" in page
+    assert "(p = .016) and 1 (p = .004), but not at 10 (p = .32;" in page
     for weight, delay in zip((0.1, 1.0, 10.0), (735, 2015, 1215), strict=True):
         assert found.loc[("rope_imag", weight), "delay"] == delay
     trends = [penalty_doses.trend(runs, arm) for arm in penalty_doses.CONSTRAINED]
