@@ -35,7 +35,7 @@ SHORTER = {
         "NeedleTask(9, draws=4)": "NeedleTask(9, draws=2)",
         "n_blocks=16, queries=3, draws=4": "n_blocks=16, queries=1, draws=2",
         "n_sequences=30": "n_sequences=4",
-        "attention_view(model), 6, 48": "attention_view(model), 3, 16",
+        "n_sequences=6, segment_length=48": "n_sequences=3, segment_length=16",
         "range(0, 18, 3) for j in range(i + 3, 18, 3)": "range(0, 18, 6) for j in range(i + 6, 18, 6)",
     },
     "04_reproduce_the_paper": {

@@ -287,7 +287,7 @@ def _draw_others(axes: Axes, drawn: pd.DataFrame, others: pd.DataFrame) -> tuple
     offsets = drawn.loc[drawn["score"].notna(), "offset"]
     wide = wide.reindex(offsets).dropna(axis=1)
     if wide.empty:
-        name = head_name(drawn["layer"].iloc[0], drawn["head"].iloc[0])
+        name = head_name(int(drawn["layer"].iloc[0]), int(drawn["head"].iloc[0]))
         raise ValueError(
             f"others= has no other head than {name} with a score at all of its offsets: give "
             "relative_position_kernel(model) of all heads, with the same offsets="
