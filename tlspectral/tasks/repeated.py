@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.errors import earlier_calls, not_a, shown
+from tlspectral.errors import earlier_calls, not_a
 from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
-from tlspectral.selection import counted, whole_number
+from tlspectral.selection import counted
 from tlspectral.tables.detector_columns import DETECTORS
 
 SMALL_VOCABULARY = 64  # under so many ids a segment is a permutation, so that no id occurs twice in it
@@ -51,14 +51,12 @@ def repeated_sequences(
     """
     if not hasattr(view, "start_token"):
         raise TypeError(f"{not_a(view, 'a view')}: give tlspectral.models.reading.attention_view(model)")
-    if whole_number(seed) is None:
-        raise ValueError(f"seed={shown(seed)} is not a whole number: give one, such as seed=0")
     bos = view.start_token
     n_sequences = counted(n_sequences, 2, "n_sequences is the number of repeated sequences")
     segment_length = counted(segment_length, 2, "segment_length is the number of tokens that are repeated")
     length = min(segment_length, (view.n_ctx - 1) // 2)
     allowed = torch.arange(view.d_vocab)
-    generator = torch.Generator().manual_seed(int(seed))
+    generator = torch.Generator().manual_seed(seed)
     if view.d_vocab < SMALL_VOCABULARY:
         allowed = allowed[allowed != bos]
         length = min(length, len(allowed))
