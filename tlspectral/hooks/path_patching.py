@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tlspectral.errors import shown, warn_caller
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
@@ -29,7 +29,7 @@ from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import TOKENS_OF_JOB, attention_positions, batch_on, filled
 from tlspectral.models.stream.writes import INPUT_POINTS, require_stream
-from tlspectral.selection import Receivers, whole_number
+from tlspectral.selection import Receivers
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, configured_jobs
 from tlspectral.tables.schema import Schema, columns

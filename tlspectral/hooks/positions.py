@@ -8,8 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.containers import are_columns, is_array, plain, values
+from tlspectral.errors.settings import whole_number
 from tlspectral.models.running.batches import PackedTokens, position_of
-from tlspectral.selection import whole_number
 
 
 def is_one_position(at: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.errors import earlier_calls
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.hooks.measured_wall import Wall
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
@@ -30,7 +30,7 @@ from tlspectral.report.sections import (
     statuses,
 )
 from tlspectral.report.wall_section import listed_walls, wall_html, wall_scripts
-from tlspectral.selection import head_name, whole_number
+from tlspectral.selection import head_name
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.schema import require, require_one_row

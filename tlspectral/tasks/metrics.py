@@ -11,10 +11,10 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.containers import are_columns, column_names, plain, values
 from tlspectral.errors import shown
+from tlspectral.errors.settings import whole_number
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import Note, PackedTokens
 from tlspectral.models.running.prompts import require_vocabulary
-from tlspectral.selection import whole_number
 
 
 def next_token_loss(

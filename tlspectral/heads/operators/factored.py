@@ -19,10 +19,11 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.errors.settings import whole_number
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, RawAttention, fold_output
 from tlspectral.models.reading.view import AttentionView, one_head
-from tlspectral.selection import from_end, head_pair, whole_number
+from tlspectral.selection import from_end, head_pair
 
 
 class PhaseFactors(NamedTuple):

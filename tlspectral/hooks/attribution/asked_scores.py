@@ -10,10 +10,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import shown
+from tlspectral.errors.settings import whole_number
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, attention_positions, position_of
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.selection import whole_number
 from tlspectral.tasks.task import Task
 from tlspectral.tasks.task_sequences import task_sequences
 

@@ -16,11 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tlspectral.errors import not_a, shown
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.hooks.attribution.dictionary_origin import DictionaryOrigin
 from tlspectral.hooks.attribution.stream_terms import StreamTerms
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import whole_number
 from tlspectral.user_functions import call_users, function_name, not_finite, require_call, returned_tensor
 
 ERROR, DICTIONARY_BIAS = "error", "dictionary bias"

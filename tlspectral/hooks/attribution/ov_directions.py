@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors.settings import whole_number
 from tlspectral.hooks.attribution.heads_run import HeadsRun
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention.tolerances import nearest_bound
@@ -20,7 +21,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.text import token_text
 from tlspectral.models.stream.writes import layer_reads
-from tlspectral.selection import Receiver, whole_number
+from tlspectral.selection import Receiver
 from tlspectral.tasks.metrics import LogitDifference
 
 FORMS = (

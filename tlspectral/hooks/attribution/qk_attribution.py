@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64, Int
 
 from tlspectral.errors import shown
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.hooks.attribution.asked_scores import AskedScores, asked_scores
 from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
@@ -21,7 +21,7 @@ from tlspectral.hooks.attribution.score_terms import PARTS
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, one_head
 from tlspectral.models.stream.writes import require_stream
-from tlspectral.selection import Head, head_name, whole_number
+from tlspectral.selection import Head, head_name
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 

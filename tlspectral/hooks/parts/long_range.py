@@ -11,10 +11,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.errors import shown
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView, require_causal
-from tlspectral.selection import whole_number
 
 
 @checked_settings

@@ -20,13 +20,12 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import shown
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.attention.modes import query_key_modes
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import whole_number
 
 
 @dataclass(frozen=True)

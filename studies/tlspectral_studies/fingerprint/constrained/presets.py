@@ -7,7 +7,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from tlspectral.selection import whole_number
+from tlspectral.errors.settings import whole_number
 from tlspectral.tasks.identity import content_digest
 from tlspectral_studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral_studies.common.random_map import RandomMapTask
