@@ -85,8 +85,8 @@ def ov_attribution(
     Args:
         model: TransformerBridge or HookedTransformer.
         prompt: one prompt: text, or token ids [pos].
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), or a list of these. None: all heads (before the layer of a
-            receiver that is given as `direction`). Several heads need a direction.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), or a list of these. None: all heads (before
+            the layer of a receiver that is given as `direction`). Several heads need a direction.
         query: position at which the heads write, negative from the end.
         direction: the number to compute for each term. Default: None, its length, and its cosine with the whole write.
             Answers (" Mary", " John"): its contribution to logit(first) - logit(second). A receiver "L20H3.q",
