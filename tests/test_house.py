@@ -492,15 +492,6 @@ def test_both_files_of_constraints_differ_by_transformerlens_alone():
     assert [line.split(".")[0] for line in (*first, *second)] == ["transformer-lens==3", "transformer-lens==4"]
 
 
-def test_no_transformers_is_allowed_under_which_the_cache_is_lost():
-    """The bound that the warning of a lost cache names is that of the dependencies, and what is tested is below it."""
-    from tlspectral.models.loading.checks import LOST_FROM
-
-    text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
-    (upper,) = re.findall(r'"transformers>=[\d.]+,<([\d.]+)"', text)
-    assert Version(upper) == Version("{}.{}".format(*LOST_FROM)) > pinned("constraints.txt")["transformers"]
-
-
 @pytest.mark.slow
 def test_files_that_test_tl4_leaves_out_load_no_model():
     """No model of the zoo and none that is loaded; nor would a test that is marked tl4 run."""

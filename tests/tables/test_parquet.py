@@ -321,6 +321,9 @@ def test_what_is_no_table_is_refused_by_name(tmp_path, content, words):
         read_table(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"none\.parquet does not exist"):
         read_table(tmp_path / "none.parquet")
+    for address in ("https://host/heads.parquet", "hf://datasets/me/heads.parquet", f"file://{path}"):
+        with pytest.raises(FileNotFoundError, match=r"is an address, .*: fetch it"):
+            read_table(address)
 
 
 def test_what_is_missing_in_a_table_is_named_with_what_makes_it():

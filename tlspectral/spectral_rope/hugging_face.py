@@ -272,8 +272,8 @@ def _rotated(q: Tensor, k: Any, cos: Any, *args: Any, **kwargs: Any) -> tuple[Te
     """
     if isinstance(cos, Tensor):
         raise UnsupportedArchitecture(
-            "the attention rotates queries and keys in two calls (Gemma 3n and 4), and learned rotations replace one "
-            "call for both: take another model"
+            "the attention rotates queries and keys in two calls (Gemma 3n and 4, GPT-J), and learned rotations "
+            "replace one call for both: take another model"
         )
     q, k = cos.own(q, k, cos.cos, *args, **kwargs)
     if kwargs.get("unsqueeze_dim", 1) == 2:  # [batch, pos, heads, d_head]

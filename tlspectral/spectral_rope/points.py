@@ -85,7 +85,9 @@ def _given_positions(attention: Any, args: tuple[Any, ...], kwargs: dict[str, An
     tokens = next(
         value for value in (*args, kwargs.get("hidden_states"), kwargs.get("query_input")) if isinstance(value, Tensor)
     )
-    cache, entry = kwargs.get("past_key_values", kwargs.get("layer_past")), kwargs.get("past_kv_cache_entry")
+    named = [kwargs.get(name) for name in ("past_key_values", "layer_past", "cache")]  # by version and family
+    cache = next((given for given in named if given is not None), None)
+    entry = kwargs.get("past_kv_cache_entry")
     if entry is not None:
         cached = int(entry.past_keys.shape[1])
     elif cache is None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -247,6 +248,12 @@ def _open(path: Path) -> tuple[dict[str, Any], pa.Table]:
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder, not a table: name the parquet file in it")
+    if not path.exists() and re.match(r"[a-z][a-z0-9+.-]+:", str(path), re.IGNORECASE):
+        raise FileNotFoundError(
+            f"{path} is an address, and tables are read from files: fetch it, as by urllib.request.urlretrieve("
+            "address, 'heads.parquet') or huggingface_hub.hf_hub_download(...), and give the local path. "
+            "pandas.read_parquet(address) returns the numbers without provenance and meanings"
+        )
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: check the name, or write it with tlspectral.write_table")
     if path.suffix.lower() == ".csv":

@@ -102,9 +102,11 @@ def test_an_adapter_in_an_object_of_nnsight(tmp_path):
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_a_model_of_transformer_lens_comes_back_as_it_is(backend):
     model = getattr(zoo, backend)("llama")
+    before = set(vars(model))
     assert tls.load_model(model) is model
-    assert tls.load_model(LanguageModel(model)) is model
-    assert model.tlspectral_source == {"model": model.cfg.model_name, "revision": None}
+    assert set(vars(model)) == before
+    assert tls.load_model(LanguageModel(model)) is model  # nnsight's object sets a forward
+    assert attention_view(model).source["model"] == model.cfg.model_name
     packaged = tls.load_model("tiny-rope", backend=backend)
     source = packaged.tlspectral_source
     assert tls.load_model(packaged, backend=backend, device="cpu", dtype=torch.float32) is packaged

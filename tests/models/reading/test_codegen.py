@@ -67,6 +67,8 @@ def test_a_table_in_the_models_rotary_module_gives_the_same_frequencies(name):
     model = zoo.bridge(name)
     expected = attention_view(model).rotary(0)
     attentions = [block.attn.original_component for block in model.blocks]
+    if not hasattr(attentions[0], "embed_positions"):
+        pytest.skip("this version of transformers has the table in one module")
     held = torch.nn.Module()
     held.embed_positions = attentions[0].embed_positions
     model.original_model.rotary_emb = held

@@ -21,7 +21,8 @@ from tlspectral.models.hooking.exclusive import exclusive, model_name, modules_o
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 
 _NAMED = 6  # places in a warning
-_LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
+_OF_LOADING = ("tlspectral.spectral_rope.", "tlspectral.models.running.cache_name.")  # hooks of models made here
+_LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", *_OF_LOADING)
 # These libraries replace methods by others that compute the same. In torch only these three modules do so. Any other
 # function of torch in the place of a method was put there by the user.
 _REPLACING = (

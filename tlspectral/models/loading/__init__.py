@@ -54,7 +54,8 @@ def load_model(
 
     Returns:
         A raw TransformerBridge, or for `"hooked"` a HookedTransformer with folded norms: in evaluation mode, with eager
-        attention, so hooks see scores and patterns. Its `tlspectral_source` is a dict with the origin of the weights.
+        attention, so hooks see scores and patterns. Its `tlspectral_source` is a dict with the origin of the weights. A
+        model of TransformerLens comes back itself, unchanged.
         For `weights="files"` a `WeightFiles`, which cannot run and which only `analyze_heads` and `k_composition` take.
 
     Raises:

@@ -18,6 +18,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
 from tlspectral.models.loading.damage import first_sentence
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.bridge import stated_context
+from tlspectral.models.running.cache_name import cache_name_hooks
 from tlspectral.models.running.key_value_cache import (
     WithoutCache,
     beyond_rounding,
@@ -29,9 +30,6 @@ _CHECKED_TOKENS = 24
 # Relative to the largest |log-probability|. Rounding in float32 was measured as 3e-7 on tiny models and 1.4e-6 on 30
 # layers (SmolLM2-135M); a rope scaling left out gave 1e-3 to 0.2.
 _TOLERANCE = 1e-4
-
-LOST_FROM = (5, 24)
-"""First version of transformers with which bridges of TransformerLens lose the cache; pyproject.toml stays below."""
 
 OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
 """Matches names of tensors that belong to images or sound."""
@@ -123,27 +121,33 @@ def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | N
 
 
 def avoid_lost_cache(model: Any) -> None:
-    """Warn, and switch a new model's key/value cache off, if a cached step differs from an uncached pass.
+    """Let a new model's attention fill its key/value cache; if a cached step still differs from an uncached pass, warn
+    and switch the cache off.
 
-    Afterwards the model's methods `generate`, `generate_stream` and `hf_generate` run without a cache. A model that
-    runs so already is skipped. Give only models that `load_model` has made, because models of the user must not be
-    changed; `key_value_cache.prefill` checks every model.
+    The first is done by permanent hooks (`cache_name_hooks`), if the cache is lost without them. After the second the
+    model's methods `generate`, `generate_stream` and `hf_generate` run without a cache. A model that runs so already is
+    skipped. Give only models that `load_model` has made, because models of the user must not be changed;
+    `key_value_cache.prefill` checks every model.
     """
     view = attention_view(model)
     if isinstance(getattr(model, "generate", None), WithoutCache):
         return
+    if not beyond_rounding(model, generation_difference(view)):
+        return
+    handles = [register(hook) for register, hook in cache_name_hooks(view)]
     difference = generation_difference(view)
     if not beyond_rounding(model, difference):
         return
+    for handle in handles:
+        handle.remove()
     vars(model).update(generating_without_cache(model))
     lens, transformers = version("transformer-lens"), version("transformers")
-    renamed = tuple(map(int, transformers.split(".")[:2])) >= LOST_FROM
-    advice = "install transformers<{}.{}".format(*LOST_FROM) if renamed else "try another version of TransformerLens"
     warn_caller(
         f"{view.source['model']}: TransformerLens {lens} loses the key/value cache of this model, or its positions, "
         f"under transformers {transformers} (outputs after cached tokens differ from an uncached pass by a share of "
         f"{difference:.1e}). generate, generate_stream, hf_generate and tlspectral therefore run this model without a "
-        f"cache, which is correct but slower; do not pass a cache to the model yourself. To have the cache, {advice}"
+        "cache, which is correct but slower; do not pass a cache to the model yourself. To have the cache, try another "
+        "version of TransformerLens"
     )
 
 

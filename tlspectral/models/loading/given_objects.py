@@ -49,11 +49,10 @@ def is_of_transformer_lens(given: Any) -> bool:
 
 
 def as_it_is(model: Any, **options: Any) -> Any:
-    """Return a model of TransformerLens itself, after the checks of `load_model`, with its origin noted.
+    """Return a model of TransformerLens itself, unchanged, after the checks of `load_model`.
 
-    A model without `tlspectral_source` gets one, a dict with its name. options: `backend`, `device`, `dtype`,
-    `tokenizer` as the user gave them, None for the default. Raises ValueError if one of them would change the model,
-    UnsupportedArchitecture or TypeError if the model cannot be read.
+    options: `backend`, `device`, `dtype`, `tokenizer` as the user gave them, None for the default. Raises ValueError if
+    one of them would change the model, UnsupportedArchitecture or TypeError if the model cannot be read.
     """
     view = attention_view(model)
     anchor, device = next(model.parameters()), options["device"]
@@ -70,8 +69,6 @@ def as_it_is(model: Any, **options: Any) -> Any:
             "cannot be followed: leave this out, or give the model's name or the model of transformers"
         )
     require_single_runs(view)
-    if getattr(model, "tlspectral_source", None) is None:
-        model.tlspectral_source = {"model": getattr(model.cfg, "model_name", None), "revision": None}
     return model
 
 

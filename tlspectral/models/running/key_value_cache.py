@@ -1,8 +1,8 @@
 """Key/value caches: sharing a prompt's cache, checking a cached step, and generating without a cache.
 
 Whether a bridge fills the cache that it is given depends on the versions of TransformerLens and transformers and on the
-family. From transformers 5.24 on, no bridge of TransformerLens 3.9 or 4.3 that computes attention itself fills it. In
-3.9 the bridges of MPT and of Falcon with ALiBi never do. Earlier tokens are then lost without an error.
+family. From transformers 5.24 on, bridges of TransformerLens 3.9 to 4.3 need the hooks of `cache_name` for it. In 3.9
+the bridges of MPT and of Falcon with ALiBi never fill it. Earlier tokens are then lost without an error.
 """
 
 import warnings
@@ -26,6 +26,7 @@ from tlspectral.models.hooking.placing import Hook, without_hooks
 from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
+from tlspectral.models.running.cache_name import cache_name_hooks
 from tlspectral.models.running.partial_runs import (
     LAST,
     at,
@@ -89,7 +90,8 @@ class Prefill:
         """
         read, device = self.view.reader, self.view.device
         alive = [len(tokens)] * self.view.n_layers if alive is None else alive
-        return read.continued_logits(self.view.model, self.cache, tokens.to(device), prompts.to(device), alive)
+        with module_hooks(cache_name_hooks(self.view)):
+            return read.continued_logits(self.view.model, self.cache, tokens.to(device), prompts.to(device), alive)
 
     @property
     def bytes_of_prompt(self) -> int:
@@ -128,7 +130,7 @@ def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Ite
 
     hooks: pairs of hook point name and function.
     """
-    with _cached_pass(view, hooks):
+    with _cached_pass(view, hooks), module_hooks(cache_name_hooks(view)):
         cache = view.reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)
 
