@@ -7,6 +7,7 @@ import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_code import ROOT
 from quantised_models import (
     ACTIVATIONS,
     CALLS,
@@ -18,6 +19,7 @@ from quantised_models import (
     nf4_layer,
     outcome,
     qwen2,
+    table,
 )
 from torch import nn
 
@@ -237,3 +239,10 @@ def test_a_quantised_unembedding(name):
     torch.testing.assert_close(attention_view(model).unembedding()[0], attention_view(plain).unembedding()[0])
     require_linear(model)
     assert not model.unembed.b_U.any()
+
+
+@pytest.mark.slow
+def test_the_table_of_the_page_is_what_real_layers_give():
+    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("torchao")
+    assert table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
