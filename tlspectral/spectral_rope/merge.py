@@ -15,6 +15,7 @@ from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy
 from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.packed import refuse_packed
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.passes import whole_logits
@@ -52,12 +53,15 @@ def merge(model: Any) -> Any:
         TypeError: the model is not spectral.
         ValueError: a frequency has changed since the start, and an ordinary model of this kind cannot hold it; the
             message says why.
+        BadWeights: quantised weights.
         UnsupportedArchitecture: a query norm stands between W_Q and a changed gain or phase, or the merged model
             computes other logits.
 
     Logits of both models are compared on a short prompt, up to rounding.
     """
     layers = layers_of(model)
+    keep = "into which gain and phase cannot be folded exactly: keep the model with save_spectral"
+    refuse_packed(getattr(model, "rotated", model), "merge", keep)
     of_transformers = is_spectral_object(model)
     if not of_transformers:
         for index, module in layers.items():

@@ -26,6 +26,7 @@ from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.pretrained import find_tokenizer, load_pretrained
 from tlspectral.models.loading.weight_files import INDEX, NAMES, WHOLE, files_state, held_model, names_in
 from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
+from tlspectral.models.reading.packed import refuse_packed
 from tlspectral.spectral_rope.spectral_file import (
     FORMAT,
     HOOKED,
@@ -181,8 +182,11 @@ def save_with_base(
     model without spectral parameters. `trains_weights`: True if weights train. A base that is a folder is named
     relative to `folder`.
 
-    Raises FileExistsError for another model's folder or the base's own folder, OSError for a full disk.
+    Raises FileExistsError for another model's folder or the base's own folder, BadWeights for quantised weights,
+    OSError for a full disk.
     """
+    keep = "which are not saved with spectral parameters: save these alone by save_spectral"
+    refuse_packed(model, "save_pretrained", keep)
     path, name = Path(folder).expanduser(), model.config._name_or_path or None
     revision = None if name is None or os.path.isdir(name) else getattr(model.config, "_commit_hash", None)
     _require_not_base(name, path)

@@ -59,7 +59,7 @@ def spectral_layers(
         _require_plain_pairs(view, index, geometry)
         require_own_projections(raw, index, "its keys that rotate are shared by all heads, beside a latent")
         # At least float32: in 16 bits an optimizer's step rounds to no change of a frequency.
-        precision = torch.promote_types(raw.w_q.dtype, torch.float32)
+        precision = torch.promote_types(raw.storage_dtype, torch.float32)
         try:
             layers[str(index)] = SpectralRoPE(
                 geometry.theta.to(raw.w_q.device, precision),

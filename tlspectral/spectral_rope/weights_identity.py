@@ -22,6 +22,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
 from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.packed import stored_weights
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.passes import whole_logits
 
@@ -108,13 +109,15 @@ def plain_weights(model: Any) -> dict[str, Tensor]:
     """Return the weights of a model without spectral parameters as a dict by name; detached, but not copied.
 
     Models of transformers and raw bridges use the names of the checkpoint, other models their names in TransformerLens.
+    A quantised weight counts as the tensors that it is stored as.
     """
     own = getattr(model, "rotated", model)  # of a SpectralModel
     if _form(model) == "checkpoint":
         weights = checkpoint_weights(getattr(own, "original_model", own))
     else:
         weights = dict(own.named_parameters())
-    return {name: value.detach() for name, value in weights.items() if "spectral" not in name.split(".")}
+    plain = stored_weights({name: value for name, value in weights.items() if "spectral" not in name.split(".")})
+    return {name: value.detach() for name, value in plain.items()}
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

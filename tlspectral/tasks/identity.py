@@ -22,6 +22,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from tlspectral.models.reading.digests import digest_of_named, stored_bytes
+from tlspectral.models.reading.packed import stored_weights
 from tlspectral.models.running.batches import attention_positions
 from tlspectral.tasks.task import Task
 from tlspectral.tasks.task_sequences import TaskSequences
@@ -160,7 +161,7 @@ class _Contents:
             return "frame", [value.columns, *(value.iloc[:, place] for place in range(value.shape[1]))]
         if isinstance(value, nn.Module):
             weights = dict(value.named_parameters()) | dict(value.named_buffers())
-            return "model", [type(value), digest_of_named(weights).encode()]
+            return "model", [type(value), digest_of_named(stored_weights(weights)).encode()]
         return self._python_pieces(value)
 
     def _python_pieces(self, value: Any) -> tuple[str, Iterable[Any]]:

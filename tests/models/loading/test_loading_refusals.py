@@ -106,10 +106,6 @@ def llama(change=lambda model: None):
     return model
 
 
-def stated_as_quantised(model):
-    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-
-
 def packed(model):
     projection = model.model.layers[1].self_attn.k_proj
     projection.weight = torch.nn.Parameter(projection.weight.to(torch.uint8), requires_grad=False)
@@ -166,11 +162,6 @@ OBJECTS = {
         lambda: load(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(n_layers=1, dim=12))),
         UnsupportedArchitecture,
         r"model type distilbert\); causal language models are read, and of encoders BERT and RoBERTa",
-    ),
-    "quantised by its config": (
-        lambda: load(llama(stated_as_quantised)),
-        BadWeights,
-        r"quantised weights \(bitsandbytes\).*made from, without quantization_config",
     ),
     "quantised": (lambda: load(llama(packed)), BadWeights, r"layers\.1\.self_attn\.k_proj\.weight of .* torch\.uint8"),
     "without values": (lambda: load(llama().to("meta")), BadWeights, "on the meta device, without values"),
@@ -422,12 +413,14 @@ FOLDERS = {
         loaded=r"layers\.1\.self_attn\.k_proj\.weight of .*: 1 of \d+ values are NaN or infinite",
         streamed="layer 1, W_K: 1 of",
     ),
-    "GPTQ": refused(quantised(quant_method="gptq"), both=r"\(gptq\), .*; load the model that they were made from"),
+    "GPTQ": refused(quantised(quant_method="gptq"), both=r"\(gptq\), .*or load the model that they were made from"),
     "bitsandbytes": refused(
         quantised(quant_method="bitsandbytes", load_in_4bit=True),
-        both=r"\(bitsandbytes\), .*without quantization_config; if .* model\.dequantize\(\)",
+        both=r"\(bitsandbytes\), and files .* give the model object that AutoModelForCausalLM\.from_pretrained",
     ),
-    "an old config of bitsandbytes": refused(quantised(load_in_8bit=True), both=r"\(bitsandbytes\), which cannot"),
+    "an old config of bitsandbytes": refused(
+        quantised(load_in_8bit=True), both=r"\(bitsandbytes\), and files of these are not"
+    ),
     "packed weights without a word in the config": refused(
         beside("qweight"), both=r"quantised weights \(.*q_proj\.qweight .*config\.json does not say so"
     ),

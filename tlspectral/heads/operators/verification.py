@@ -139,7 +139,7 @@ def _check_layer(
     worst, allowed_difference = nearest_bound(
         error,
         scale,
-        raw.w_q.dtype,
+        raw.storage_dtype,
         compared,
         f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own",
         not_without_hooks(view.model, _NOT_BILINEAR),

@@ -200,7 +200,7 @@ def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int])
     nearest_bound(
         off,
         size.clamp_min(float(z.norm(dim=-1).mean())),
-        raw.w_q.dtype,
+        raw.storage_dtype,
         "live z",
         [f"layer {layer}, head {head}: {problem}" for head in heads],
         LOOK_FOR_HOOKS,
@@ -212,5 +212,5 @@ def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int])
     remainder = float(rest.nan_to_num(0.0).max())
     groups = len(raw.w_q) // len(raw.w_v)
     return HeadWrite(
-        layer, heads, weights, values, gate, w_o, [head // groups for head in heads], own, remainder, raw.w_q.dtype
+        layer, heads, weights, values, gate, w_o, [head // groups for head in heads], own, remainder, raw.storage_dtype
     )

@@ -125,10 +125,10 @@ def query_row(
         )
     row, pattern = scores.masked_fill(~unmasked, -torch.inf), run.captured[names["pattern"]]
     pattern = pattern[0, form.head, query].cpu().double()
-    require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}", largest=largest)
+    require_own_pattern(row, pattern, raw.storage_dtype, f"layer {layer}", largest=largest)
     score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
     if form.slope is not None:
         # The bias is slope * position plus a constant of the row, which the softmax does not see. The constant is the
         # mean difference between the model's scores and the computed ones.
         alibi = float(form.slope * key + (scores - of_run)[unmasked].mean())
-    return QueryRow(form, layer, key, scores, unmasked, score, alibi, float(pattern[key]), raw.w_q.dtype, largest)
+    return QueryRow(form, layer, key, scores, unmasked, score, alibi, float(pattern[key]), raw.storage_dtype, largest)

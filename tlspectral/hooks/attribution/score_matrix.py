@@ -83,7 +83,7 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
         seen = seen.expand(1, view.n_heads(layer), length, length)[0, index]
         row = softcapped(whole, raw.softcap).masked_fill(~seen, -torch.inf)
         pattern = run.captured[names["pattern"]][0, index].cpu().double()
-        require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}")
+        require_own_pattern(row, pattern, raw.storage_dtype, f"layer {layer}")
         shown = whole
         if removed is not None:
             bound = bound_parts(removed, view, {layer: [index]})

@@ -38,7 +38,7 @@ def load_model(
             - a hub id or a short name of TransformerLens (`"gpt2-small"`); files missing from the cache are downloaded,
             - a folder: a checkpoint, a LoRA adapter, or a saved spectral model (`to_spectral`),
             - a `.gguf` file,
-            - a model object of transformers, a PeftModel with LoRA, or a model of nnsight (`LanguageModel`) or nnterp,
+            - a model object of transformers (also in 4 bits), a PeftModel with LoRA, or a model of nnsight or nnterp,
               which is copied and stays as it is; a TransformerBridge or HookedTransformer is returned itself,
             - in this package: `"tiny-rope"`, `"tiny-ape"`, `"tiny-rope-sym"`, `"tiny-rope-imag"`, `"tiny-ape-sym"`,
             - from other packages: `"smollm2-135m"`, `"gemma3-270m"`, `"minilm-l6"`.
@@ -62,7 +62,7 @@ def load_model(
         FileNotFoundError, ValueError, TypeError: the name, file, object, device or another argument cannot be used.
         ImportError: `"hooked"` on TransformerLens 4, or a package is missing.
         UnsupportedArchitecture: another kind of model, or one that the backend computes wrongly.
-        BadWeights: weights that are quantised, incomplete, unreadable, NaN, or do not fit config.json.
+        BadWeights: quantised files, layers that quantise their inputs; weights that are incomplete, NaN or do not fit.
 
     More: docs/models.md.
     """

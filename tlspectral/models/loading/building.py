@@ -20,6 +20,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading.building_hooked import build_hooked
 from tlspectral.models.loading.checks import require_agreement, sound_log_probabilities
 from tlspectral.models.loading.encoders import has_no_head, is_encoder_config
+from tlspectral.models.reading.packed import packed_layers
 
 _OTHER_MODEL = "Take another model, or a newer version of transformer-lens"
 _ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
@@ -62,7 +63,7 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
     """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-    architecture = type(pretrained).__name__
+    architecture, quantised = type(pretrained).__name__, next(iter(packed_layers(pretrained)), None)
     if architecture == "Gemma3nForCausalLM":
         _register_gemma3n_text()
     try:
@@ -83,6 +84,13 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
         # Modules are not where the adapter looks, or packed weights do not split as it says.
         kind, reason = pretrained.config.model_type, " ".join(str(error).split())
+        if quantised is not None:
+            raise UnsupportedArchitecture(
+                f"the bridge of TransformerLens cannot hold this {kind} model, {name}, with quantised weights, as of "
+                f"{quantised}: it splits a projection that makes queries, keys and values at once, and needs its plain "
+                "weight. Leave this projection out of the quantisation (llm_int8_skip_modules= of transformers, "
+                "filter_fn= of torchao)"
+            ) from error
         raise UnsupportedArchitecture(
             f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason}). {_OTHER_MODEL}"
         ) from error

@@ -18,6 +18,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
 from tlspectral.models.loading.damage import first_sentence
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.bridge import stated_context
+from tlspectral.models.reading.packed import stored_weights
 from tlspectral.models.running.cache_name import cache_name_hooks
 from tlspectral.models.running.key_value_cache import (
     WithoutCache,
@@ -81,7 +82,7 @@ def sound_log_probabilities(model: Any, name: str) -> Float64[Tensor, "1 pos d_v
     if logs is not None and not bool(logs.isnan().any()):
         return logs
     # Weights are read only if log-probabilities are NaN or were not computed.
-    for tensor, value in model.named_parameters():
+    for tensor, value in stored_weights(dict(model.named_parameters())).items():
         bad = int((~torch.isfinite(value)).sum())
         if bad:
             raise BadWeights(

@@ -12,6 +12,7 @@ from torch import nn
 
 from tlspectral.errors import warn_caller
 from tlspectral.models.hooking.placing import without_hooks
+from tlspectral.models.reading.packed import is_packed_tensor, keep_packing
 
 _HOOKS = re.compile(r"_(forward|backward)_(pre_)?hooks(_with_kwargs|_always_called)?")
 _CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
@@ -98,6 +99,7 @@ def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
         memo |= {id(value): None for value in kept}
     copied = copy.deepcopy(module, memo)
     for part in copied.modules():
+        keep_packing(part)
         forward = vars(part).get("forward")
         if not isinstance(forward, FunctionType) or forward.__closure__ is None:
             continue
@@ -113,7 +115,7 @@ def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dic
     """Return a dict from id of each parameter of a module to a new parameter on the same storage.
 
     copy.deepcopy takes it as `memo`. With another `dtype` the new parameters have converted values in their own
-    storage.
+    storage. Quantised weights are left out, so deepcopy copies them with their scales.
     """
     return {
         id(parameter): nn.Parameter(
@@ -121,5 +123,5 @@ def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dic
         )
         for owner in module.modules()
         for parameter in owner._parameters.values()
-        if parameter is not None
+        if parameter is not None and not is_packed_tensor(parameter)
     }

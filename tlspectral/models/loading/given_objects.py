@@ -9,11 +9,13 @@ from torch import nn
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture, kind_of, public_call, shown
 from tlspectral.models.loading.adapters import merged_exactly, require_lora
+from tlspectral.models.loading.checks import log_probabilities, require_agreement
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.loading.encoders import is_encoder_config, require_known_form, with_head
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.weight_files import snapshot_commit
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.packed import LoraLayer, is_packed, is_packed_tensor, packed_layers
 from tlspectral.models.running.passes import require_single_runs
 
 ACCEPTED = (
@@ -72,12 +74,15 @@ def as_it_is(model: Any, **options: Any) -> Any:
     return model
 
 
-def copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+def copied_object(
+    given: Any, dtype: torch.dtype | None, *, device: torch.device | None, backend: str
+) -> tuple[Any, dict[str, Any]]:
     """Return (copy, origin) of a model of transformers or peft: a model of transformers with weights of `dtype`.
 
     The copy has eager attention; a LoRA adapter is merged into it. origin: a dict with `model`, `revision` (None), if
     known `commit`, and for a PeftModel `adapter` (its name) and `base` (origin of the model under it). dtype: None
-    keeps the object's own. Raises TypeError, UnsupportedArchitecture or BadWeights for an object that cannot be read.
+    keeps the object's own. device, backend: as the user gave them; quantised weights are not converted. Raises
+    TypeError, ValueError, UnsupportedArchitecture or BadWeights for an object that cannot be read.
     """
     adapter = _adapter_of(given)
     base = given if adapter is None else given.get_base_model()
@@ -85,22 +90,71 @@ def copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str,
     stated = getattr(base.config, "_commit_hash", None)
     commit = {"commit": stated} if stated else snapshot_commit(Path(base.config._name_or_path))
     record: dict[str, Any] = {"model": name, "revision": None, **commit}
-    check_config(base.config, name)
+    check_config(base.config, name, loaded=True)
     check_weights(given, name)
-    if adapter is None:
+    refuse_plain_form(base, backend, device, dtype)
+    if adapter is None or packed_layers(base):
         copied = copy_of_object(given, name, dtype=dtype).eval()
+        if adapter is not None:
+            copied = _with_factors(copied, f"{adapter} of this {type(given).__name__}")
+        _complete_unembedding(copied)
     else:
         dtype = dtype or base.get_input_embeddings().weight.dtype
         copied = _merged_copy(given, f"{adapter} of this {type(given).__name__}", name)
         for parameter in copied.parameters():
             parameter.data = parameter.data.to(dtype)
-        record = {"model": f"{name} with the adapter {adapter}", "revision": None, "adapter": adapter, "base": record}
     copied.config._attn_implementation = "eager"
     if next(copied.parameters()).dtype is torch.float64:
         copied.config._experts_implementation = "eager"  # kernels of grouped experts have no float64
+    if adapter is not None:
+        record = {"model": f"{name} with the adapter {adapter}", "revision": None, "adapter": adapter, "base": record}
     if dtype is not None:
         copied.config.dtype = dtype
     return with_head(copied), record
+
+
+def _complete_unembedding(copied: Any) -> None:
+    """Give a quantised unembedding without bias a bias of zeros, in place; another unembedding stays as it is.
+
+    TransformerLens would make the bias by shape and type of the packed weight.
+    """
+    unembedding = copied.get_output_embeddings()
+    if unembedding is not None and is_packed(unembedding) and unembedding.bias is None:
+        like = copied.get_input_embeddings().weight
+        zeros = torch.zeros(unembedding.out_features, dtype=like.dtype, device=like.device)
+        unembedding.bias = nn.Parameter(zeros, requires_grad=False)
+
+
+def _with_factors(copied: Any, adapter: str) -> Any:
+    """Return a model of transformers with quantised weights and, beside them, the factors of its LoRA adapters.
+
+    copied: the PeftModel, which is taken apart; merging would quantise the weights again. adapter: the adapter, in
+    messages. Raises UnsupportedArchitecture for a layer that adds more than B A.
+    """
+    expected = log_probabilities(copied)
+    model = copied.get_base_model()
+    for path, layer in [*model.named_modules()]:
+        if not type(layer).__module__.startswith("peft.tuners.lora") or not hasattr(layer, "base_layer"):
+            continue
+        base, active = layer.base_layer, [name for name in layer.active_adapters if name in layer.lora_A]
+        more = bool(getattr(layer, "lora_variant", None)) or bool(layer.merged_adapters)
+        biased = any(layer.lora_B[name].bias is not None for name in active)
+        if more or biased or not isinstance(getattr(base, "in_features", None), int):
+            raise UnsupportedArchitecture(
+                f"{path} of {adapter}, over quantised weights, is not a plain LoRA layer of its own (DoRA, a bias, an "
+                "embedding, or merged already): train it over unquantised weights, or merge it there"
+            )
+        factors = [
+            (layer.lora_A[name].weight, layer.lora_B[name].weight.detach() * layer.scaling[name])
+            for name in active
+            if not layer.disable_adapters
+        ]
+        owner, _, name = path.rpartition(".")
+        setattr(model.get_submodule(owner), name, LoraLayer(base, factors) if factors else base)
+    model.eval()
+    advice = "turn its adapters on by enable_adapter_layers(), or merge the adapter into unquantised weights"
+    require_agreement(model, expected, f"the copy with the factors of {adapter}", advice)
+    return model
 
 
 def _adapter_of(given: Any) -> str | None:
@@ -166,8 +220,8 @@ def _checked_name(given: Any, *, merges: bool = False) -> str:
 def check_weights(given: Any, name: str) -> None:
     """Raise if the weights of a model object cannot be read. name: the model's name in messages.
 
-    BadWeights: quantised weights, or weights on the meta device. UnsupportedArchitecture: a model on several devices,
-    or with a weight that a hook of `torch.nn.utils` makes (a pruning mask).
+    BadWeights: quantised weights outside linear layers, or weights on the meta device. UnsupportedArchitecture: a model
+    on several devices, or with a weight that a hook of `torch.nn.utils` makes (a pruning mask).
     """
     for module_name, module in given.named_modules():
         if hasattr(module, "_hf_hook"):
@@ -182,11 +236,39 @@ def check_weights(given: Any, name: str) -> None:
                     "pass; write it into the weight first, by torch.nn.utils.prune.remove(module, 'weight') or "
                     "remove_weight_norm(module)"
                 )
+    read = {id(value) for layer in packed_layers(given).values() for value in layer.parameters()}
     for parameter_name, parameter in given.named_parameters():
         if parameter.is_meta:
             raise BadWeights(f"{parameter_name} of {name} is on the meta device, without values; load the weights")
-        if not parameter.is_floating_point():
+        if is_packed_tensor(parameter) and id(parameter) not in read:
             raise BadWeights(
-                f"{parameter_name} of {name} is {parameter.dtype}, a quantised format, which cannot be folded; load "
-                "the model without quantization_config"
+                f"{parameter_name} of {name} is {_form(parameter)}, a quantised format, which is read only in linear "
+                "layers of a library that quantises; leave its module out of the quantisation"
+            )
+
+
+def _form(parameter: Any) -> str:
+    """Return how a quantised parameter is stored, as text: its class, or its type if it has none of its own."""
+    return str(parameter.dtype) if type(parameter) in (torch.Tensor, nn.Parameter) else type(parameter).__name__
+
+
+def refuse_plain_form(given: Any, backend: str, device: torch.device | None, dtype: torch.dtype | None) -> None:
+    """Raise ValueError if quantised weights of a model object would have to be converted: for a HookedTransformer,
+    another device or another type.
+    """
+    layers = packed_layers(given)
+    if not layers:
+        return
+    anchor, (path, layer) = next(given.parameters()), next(iter(layers.items()))
+    conversions = {
+        "backend='hooked'": backend == "hooked",
+        "device=": device not in (None, anchor.device, torch.device(anchor.device.type)),
+        "dtype=": dtype not in (None, given.get_input_embeddings().weight.dtype),
+    }
+    for setting, asked in conversions.items():
+        if asked:
+            raise ValueError(
+                f"this {type(given).__name__} has quantised weights ({path}, a {type(layer).__name__}), which stay as "
+                f"they are, so {setting} cannot be followed: leave it out; choose device and type in transformers, "
+                "before you quantise"
             )

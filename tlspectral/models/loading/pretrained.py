@@ -76,11 +76,12 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     return model.eval(), tokenizer, source.record | ({"unused_weights": listed(unused)} if unused else {})
 
 
-def check_config(config: Any, name: str) -> Any:
+def check_config(config: Any, name: str, *, loaded: bool = False) -> Any:
     """Return the config of transformers to build a model from, after checks; for Gemma 3n the config of its text part.
 
     It is `config` itself, not changed, or a copy without an empty `quantization_config`. Causal language models, BERT
-    and RoBERTa in plain floating point pass. name: the model's name in messages. Raises UnsupportedArchitecture for
+    and RoBERTa in plain floating point pass. name: the model's name in messages. loaded: True for the config of a model
+    object, whose layers may be quantised; quantised files are not loaded. Raises UnsupportedArchitecture for
     another encoder, an encoder-decoder model, or a model that runs a layer several times in a pass; BadWeights for
     quantised weights.
     """
@@ -102,16 +103,15 @@ def check_config(config: Any, name: str) -> Any:
             config = copy.copy(config)
             del config.quantization_config
         return config.text_config if config.model_type == "gemma3n" else config
+    if loaded:
+        return config
     settings = quantised if isinstance(quantised, dict) else vars(quantised)
     method = settings.get("quant_method")
     method = getattr(method, "value", method) or "bitsandbytes"  # old configs of bitsandbytes do not name it
-    advice = "load the model that they were made from"
-    if method == "bitsandbytes":
-        advice += (
-            ", without quantization_config; if there are only these, save a copy of them by model.dequantize() and"
-            " model.save_pretrained(folder), and load that"
-        )
-    raise BadWeights(f"{name} stores quantised weights ({method}), which cannot be folded; {advice}.")
+    raise BadWeights(
+        f"{name} stores quantised weights ({method}), and files of these are not read; give the model object that "
+        "AutoModelForCausalLM.from_pretrained of transformers returns, or load the model that they were made from"
+    )
 
 
 def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:

@@ -18,6 +18,7 @@ from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.given_objects import copied_object
 from tlspectral.models.loading.pretrained import load_pretrained
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.computed_weights import require_linear
 from tlspectral.models.running.passes import require_single_runs
 
 
@@ -50,7 +51,7 @@ def load_other(
             options = {"backend": backend, "device": device, "dtype": dtype, "tokenizer": tokenizer}
             return LOADERS[kind].load(given if source is None else source, **options)
         if source is None:
-            pretrained, record = copied_object(given, dtype)
+            pretrained, record = copied_object(given, dtype, device=device, backend=backend)
         else:
             load = load_merged if kind == "adapter" else load_pretrained
             pretrained, own_tokenizer, record = load(source, dtype or torch.float32, own_tokenizer)
@@ -58,6 +59,8 @@ def load_other(
         with contextlib.nullcontext() if source is None else misfit(record):
             place = device or anchor.device, dtype or anchor.dtype
             model = build_model(pretrained, own_tokenizer, record["model"], backend, *place)
+    if backend != "hooked":
+        require_linear(model)
     model.tlspectral_source = record
     require_single_runs(attention_view(model))
     if source is None:

@@ -19,6 +19,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.reading.alibi import Alibi, alibi_slopes
 from tlspectral.models.reading.blocks import blocks_of, gates_queries, is_causal, is_encoder, is_latent, kind_of, unread
 from tlspectral.models.reading.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
+from tlspectral.models.reading.computed_weights import computed_in, with_plain_weights
 from tlspectral.models.reading.latent import (
     adjacent_pairs,
     complex_tables,
@@ -47,6 +48,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
         raise UnsupportedArchitecture(f"layer {layer}: {unread(kind_of(block))}")
+    attention = with_plain_weights(attention, model)
     wrapped = attention.original_component
     if not is_causal(model, attention) and not is_encoder(model):
         raise UnsupportedArchitecture(
@@ -72,6 +74,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         rotary=_rotary(model, wrapped, layer, d_head),
         even_scale_up_to=_even_scale_up_to(wrapped),
         selected_keys=selected_keys(model, layer),
+        computed_in=computed_in(blocks_of(model)[layer].module.attn),
     )
 
 

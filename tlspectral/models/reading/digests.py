@@ -70,7 +70,7 @@ def _by_stride(value: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """State of a tensor when it was hashed.
 
     form: shape, type, strides and device.
@@ -82,7 +82,7 @@ class _Seen:
     place: tuple[Any, ...] | None
     numbers: tuple[Tensor, ...]
 
-    def same(self, now: "_Seen") -> bool:
+    def same(self, now: "Seen") -> bool:
         """Return True if the tensor's present state `now` equals the state when it was hashed."""
         # The numbers come last because comparing them waits for a GPU.
         return (self.form, self.place) == (now.form, now.place) and all(map(torch.equal, self.numbers, now.numbers))
@@ -94,7 +94,7 @@ Sums = dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]]
 The tensors are kept alive, because otherwise another tensor could get the same address.
 """
 
-_kept: WeakKeyDictionary[Any, dict[Hashable, tuple[tuple[_Seen | None, ...], str]]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, dict[Hashable, tuple[tuple[Seen | None, ...], str]]] = WeakKeyDictionary()
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def kept_digest(
     edit. Vectors and tensors of at most `_SMALL` numbers are compared whole.
     """
     sums: Sums = {} if known is None else known
-    now = tuple(None if value is None else _seen(value.detach(), sums) for value in values)
+    now = tuple(None if value is None else seen(value.detach(), sums) for value in values)
     of_model = _kept.setdefault(model, {})
     then, digest = of_model.get(name, ((), ""))
     if len(then) != len(now) or not all(map(_unchanged, then, now)):
@@ -123,20 +123,20 @@ def kept_digest(
     return digest
 
 
-def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
+def _unchanged(then: Seen | None, now: Seen | None) -> bool:
     """Return True if a weight's earlier state `then` and present state `now` are equal, or if both are None."""
     return then is now if then is None or now is None else then.same(now)
 
 
-def _seen(value: Tensor, sums: Sums) -> _Seen:
-    """Return the present state of the tensor `value` as a `_Seen`, for comparison with an earlier one.
+def seen(value: Tensor, sums: Sums) -> Seen:
+    """Return the present state of the tensor `value` as a `Seen`, for comparison with an earlier one.
 
     sums: a dict from address and form of tensors to sums of their bits; this tensor's sums are added to it.
     """
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))
     if value.ndim < 2 or value.numel() <= _SMALL:
-        return _Seen(form, None, (stored.contiguous().view(_INTEGERS[value.itemsize]).clone(),))
+        return Seen(form, None, (stored.contiguous().view(_INTEGERS[value.itemsize]).clone(),))
     if stored.is_contiguous():
         stored = stored.flatten(0, -2)  # heads side by side are one matrix
     key = (value.data_ptr(), stored.shape, stored.stride(), value.dtype)  # tied weights have the same key
@@ -145,7 +145,7 @@ def _seen(value: Tensor, sums: Sums) -> _Seen:
         axes = tuple(range(integers.ndim - 1))
         sums[key] = value, (integers.sum(-1, dtype=torch.int64), integers.sum(axes, dtype=torch.int64))
     edits = None if value.is_inference() else value._version
-    return _Seen(form, (value.data_ptr(), edits), sums[key][1])
+    return Seen(form, (value.data_ptr(), edits), sums[key][1])
 
 
 def _as_integers(stored: Tensor) -> Tensor:

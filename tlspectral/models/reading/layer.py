@@ -108,6 +108,7 @@ class RawAttention(LayerSettings):
     w_gate, b_gate: [heads, d_model, columns] of gated attention (Qwen3-Next, AFMoE), else None. It multiplies z, a
     head's output before W_O, by activation(x W_gate), where x is the input of the queries.
     gate_behind_queries: W_Q and W_gate are one projection, W_gate second.
+    computed_in: type in which quantised projections compute; None for plain weights.
     """
 
     w_q: Tensor
@@ -120,6 +121,12 @@ class RawAttention(LayerSettings):
     w_gate: Tensor | None = None
     b_gate: Tensor | None = None
     gate_behind_queries: bool = False
+    computed_in: torch.dtype | None = None
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        """Type in which the projections are stored, or in which quantised ones compute: it decides their rounding."""
+        return self.computed_in or self.w_q.dtype
 
     @property
     def n_kv_receivers(self) -> int:
@@ -277,7 +284,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
     for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm)):
         norm = norm and norm.as_(double)
         settings[name] = norm.behind(raw.norm.as_(double)) if isinstance(norm, Latent) else norm
-    return AttentionLayer(layer=layer, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, storage_dtype=raw.w_q.dtype, **settings)
+    return AttentionLayer(layer=layer, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, storage_dtype=raw.storage_dtype, **settings)
 
 
 def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
@@ -291,7 +298,7 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
     w_v = _fold(projection(raw, "v", double)[0], None, raw.norm)[0]
     if isinstance(raw.k_norm, Latent):
         w_v = w_v * raw.k_norm.as_(double).behind(raw.norm.as_(double)).white_scale
-    return OutputFactors(w_v, double(raw.w_o), raw.w_v.dtype)
+    return OutputFactors(w_v, double(raw.w_o), raw.computed_in or raw.w_v.dtype)
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:

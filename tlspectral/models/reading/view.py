@@ -30,6 +30,7 @@ from tlspectral.models.reading.blocks import (
     skipped_among,
     writes_more,
 )
+from tlspectral.models.reading.computed_weights import with_plain_weights
 from tlspectral.models.reading.digests import Sums, digest_of, digest_of_named, kept_digest, recorded_weights
 from tlspectral.models.reading.layer import (
     AttentionLayer,
@@ -43,6 +44,12 @@ from tlspectral.models.reading.layer import (
     require_readable,
 )
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, is_centred
+from tlspectral.models.reading.packed import (
+    packed_numbers,
+    refuse_packed,
+    stored_tensors,
+    stored_weights,
+)
 from tlspectral.models.reading.reader import Reader
 from tlspectral.selection import (
     Head,
@@ -226,8 +233,10 @@ class AttentionView:
         and `.rotary`, the rotary geometry.
 
         index: the layer. heads: None for all. folded: True folds norms in. Raises BadHead if the layer does not exist;
-        UnsupportedArchitecture if it cannot be read, or only as a copy without gradients.
+        UnsupportedArchitecture if it cannot be read, or only as a copy without gradients; BadWeights for quantised
+        weights, which pass no gradient.
         """
+        refuse_packed(self.blocks[index].module, f"layer {index}", "which pass no gradient: load the model unquantised")
         raw = self._stored(index)
         if folded and self._spectral_geometry is not None:
             raw = replace(raw, rotary=self._spectral_geometry(index, live=True))
@@ -378,7 +387,9 @@ class AttentionView:
         Raises UnsupportedArchitecture for an encoder.
         """
         require_causal(self, "between its residual stream and W_U stands a nonlinear layer")
-        return self.model.W_U, self.reader.final_normalization(self.model)
+        plain = with_plain_weights(self.model.unembed, self.model)
+        w_u = self.model.W_U if plain is self.model.unembed else plain.W_U
+        return w_u, self.reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
         """Return the SHA-256 (hex) of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
@@ -386,7 +397,8 @@ class AttentionView:
         Zero biases do not count, because TransformerLens 3.9 adds one to an unembedding that has none. The depth at
         which a bridge wraps a module does not count either.
         """
-        weights = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
+        named = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
+        weights = stored_weights(named)
 
         def make() -> str:
             return digest_of_named(
@@ -410,30 +422,40 @@ class AttentionView:
             (type(part), *(item for item in vars(part).items() if type(item[1]) in _PLAIN and item[0] != "training"))
             for part in (*modules, *configs.values())
         )
-        return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
+        held = [part for value in tensors.values() for part in stored_tensors(value)]
+        return kept_digest(self.model, "state", held, lambda: str(next(_marks)), self.sums), plain
 
     def ends_digest(self) -> str:
-        """Return the SHA-256 (hex) of embedding, unembedding and final norm as stored; encoder: of the embedding."""
+        """Return the SHA-256 (hex) of embedding, unembedding and final norm as stored; encoder: of the embedding.
+
+        Of a quantised unembedding the packed numbers count.
+        """
         w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
         ends = {"W_E": self.embedding(), "W_U": w_u, "final norm gain": norm.gain}
+        packed = packed_numbers(self.model.unembed) if self.causal else []
+        stored = [ends["W_E"], norm.gain, *packed] if packed else [*ends.values()]
 
         def make() -> str:
             for role, value in ends.items():
                 require_readable(value, role)
-            return digest_of(ends.values())
+            return digest_of(stored)
 
-        return kept_digest(self.model, "ends", ends.values(), make, self.sums)
+        return kept_digest(self.model, "ends", stored, make, self.sums)
 
     def layer_digest(self, index: int) -> str:
         """Return the two SHA-256 (hex) of layer `index`, joined: of its query and key weights as stored, then of W_V
-        and W_O.
+        and W_O. Of a layer with quantised weights: of its norms and biases, then of the packed numbers.
 
         Raises BadHead if the layer does not exist, UnsupportedArchitecture if it cannot be read, BadWeights for a
         weight on the meta device.
         """
-        sides = enumerate(hashed_sides(self.raw(index)))
+        raw = self.raw(index)
+        sides = hashed_sides(raw)
+        if packed := packed_numbers(self.blocks[index].module.attn):
+            sides = [value for value in sides[0] if value is not raw.w_q and value is not raw.w_k], packed
         return "".join(
-            kept_digest(self.model, (index, n), side, partial(digest_of, side), self.sums) for n, side in sides
+            kept_digest(self.model, (index, n), side, partial(digest_of, side), self.sums)
+            for n, side in enumerate(sides)
         )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
@@ -466,7 +488,7 @@ class AttentionView:
         raw = self.raw(next(iter(self.layers)))  # a model is processed as a whole
         return {
             "value_biases": raw.b_v is not None and bool(raw.b_v.any()),
-            "centred_writes": is_centred(raw.w_o, torch.finfo(raw.w_o.dtype).eps),
+            "centred_writes": is_centred(raw.w_o, torch.finfo(raw.computed_in or raw.w_o.dtype).eps),
         }
 
     def position_embedding(self) -> Tensor | None:
