@@ -23,11 +23,11 @@ from tlspectral.hooks.probe import require_writes
 from tlspectral.models.hooking.exclusive import exclusive, open_contexts
 from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_context
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook, hooks_on
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.key_value_cache import generating_without_cache
-from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.models.stream.writes import layer_reads, require_stream
 from tlspectral.selection import Heads, Receivers, head_name
 from tlspectral.tasks.task import task_of

@@ -22,6 +22,7 @@ from torch import Tensor
 from tlspectral.models.hooking.deferred_checks import checked_at_end
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook, without_hooks
 from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
@@ -30,7 +31,6 @@ from tlspectral.models.running.partial_runs import (
     LAST,
     at,
     last_logits,
-    methods_replaced,
     module_hooks,
     unembedding_only,
 )
