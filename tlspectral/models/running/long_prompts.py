@@ -65,10 +65,15 @@ def strips_for(view: AttentionView, n_tokens: int) -> list[Strip]:
     reason = why_whole(view)
     if reason is not None:
         raise UnsupportedArchitecture(
-            f"{view.source['model']}: prompts of {_asked.get()[1]:,} tokens or more are refused here, because {reason}, "
-            "and memory would grow with the square of the prompt: give shorter prompts"
+            f"{view.source['model']}: prompts of {_asked.get()[1]:,} tokens or more are refused here, because {reason}"
+            ", and memory would grow with the square of the prompt: give shorter prompts"
         )
     return [*strips(n_tokens, _asked.get()[0])]
+
+
+def strips_noted(strips: list[Strip]) -> dict[str, int]:
+    """Return the entry `strip` of a table's attrs: {"strip": queries of a strip}; {} if the prompt is one strip."""
+    return {"strip": strips[0].stop} if len(strips) > 1 else {}
 
 
 @uninterrupted
