@@ -43,6 +43,11 @@ class Strip:
         return slice(self.start, self.stop)
 
     @property
+    def is_whole(self) -> bool:
+        """True for a strip of all queries."""
+        return self.is_first and self.is_last
+
+    @property
     def is_first(self) -> bool:
         """True for the strip with the first query of the prompt."""
         return self.start == 0

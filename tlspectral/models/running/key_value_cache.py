@@ -27,6 +27,7 @@ from tlspectral.models.hooking.placing import Hook, without_hooks
 from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
+from tlspectral.models.running.long_prompts import in_strips
 from tlspectral.models.running.partial_runs import (
     LAST,
     at,
@@ -128,7 +129,7 @@ def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Ite
 
     hooks: pairs of hook point name and function.
     """
-    with _cached_pass(view, hooks):
+    with _cached_pass(view, hooks), in_strips(view):
         cache = view.reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)
 
