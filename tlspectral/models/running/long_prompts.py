@@ -71,6 +71,17 @@ def strips_for(view: AttentionView, n_tokens: int) -> list[Strip]:
     return [*strips(n_tokens, _asked.get()[0])]
 
 
+def refuse_long(n_tokens: int, what: str, advice: str) -> None:
+    """Raise ValueError if a prompt of `n_tokens` tokens is long. what: what would need matrices of all its queries and
+    keys, the beginning of the message. advice: its end, before "or give shorter prompts".
+    """
+    if is_long(n_tokens):
+        raise ValueError(
+            f"{what} attention of all queries and keys at once, and a prompt has {n_tokens:,} tokens, of which at most "
+            f"{_asked.get()[1] - 1:,} are allowed here: {advice}give shorter prompts"
+        )
+
+
 def strips_noted(strips: list[Strip]) -> dict[str, int]:
     """Return the entry `strip` of a table's attrs: {"strip": queries of a strip}; {} if the prompt is one strip."""
     return {"strip": strips[0].stop} if len(strips) > 1 else {}
