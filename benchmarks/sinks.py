@@ -19,6 +19,7 @@ import tlspectral as tls
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.sinks import LEAST, found_sinks
 from tlspectral.heads.detectors.spread import Spread
+from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.passes import run_until
@@ -44,13 +45,13 @@ def measure(model_name: str) -> None:
     sinks = found_sinks(view, prompts, view.layers, at_once)
     spreads = {least: Spread(view, prompts, None, replace(sinks, least=least)) for least in THRESHOLDS}
 
-    def read(layer: int, rows: slice, pattern: torch.Tensor, hook: Any) -> None:
+    def read(layer: int, rows: slice, pattern: torch.Tensor, strip: Strip, hook: Any) -> None:
         for spread in spreads.values():
-            spread.read(layer, pattern, rows)
+            spread.read(layer, pattern, strip, rows)
 
     for start in range(0, SEQUENCES, at_once):
         rows = slice(start, min(start + at_once, SEQUENCES))
-        hooks = [(view.hook_names(layer)["pattern"], partial(read, layer, rows)) for layer in view.layers]
+        hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(read, layer, rows))) for layer in view.layers]
         run_until(view, prompts.tokens[rows], hooks, last=hooks[-1][0])
         for spread in spreads.values():
             spread.end_batch(rows)

@@ -8,6 +8,7 @@ from . import (  # noqa: F401 - asked in this order
     circuits,
     edges,
     edits,
+    long_prompts,
     penalties,
     positional,
     reading,

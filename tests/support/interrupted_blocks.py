@@ -23,9 +23,10 @@ import zoo
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.models.hooking import deferred_checks
 from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import hooks_on, without_hooks
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running.partial_runs import methods_replaced, unembedding_only
+from tlspectral.models.running.partial_runs import unembedding_only
 from tlspectral.models.running.passes import whole_logits
 
 

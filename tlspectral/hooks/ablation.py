@@ -23,11 +23,13 @@ from tlspectral.hooks.probe import require_writes
 from tlspectral.models.hooking.exclusive import exclusive, open_contexts
 from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_context
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook, hooks_on
+from tlspectral.models.hooking.strips import OfStrips
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.key_value_cache import generating_without_cache
-from tlspectral.models.running.partial_runs import methods_replaced
+from tlspectral.models.running.long_prompts import in_strips
 from tlspectral.models.stream.writes import layer_reads, require_stream
 from tlspectral.selection import Heads, Receivers, head_name
 from tlspectral.tasks.task import task_of
@@ -98,7 +100,8 @@ def _context(model: Any, request: _Request) -> Iterator[Any]:
         ahead = {name for name, _ in hooks if name.endswith(("hook_pattern", "hook_embed"))}
         # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
         generating = generating_without_cache(model)
-        with hooks_on(model, request.view.hook_points, hooks, ahead=ahead), methods_replaced(model, generating):
+        placed = hooks_on(model, request.view.hook_points, hooks, ahead=ahead)
+        with placed, methods_replaced(model, generating), in_strips(request.view):
             yield model
 
 
@@ -229,7 +232,7 @@ class _Request:
         `hook` is the hook function. A hook that only forgets stored activations gives "drops activations that an
         earlier run left".
         """
-        while isinstance(hook, partial | OfQueries):
+        while isinstance(hook, partial | OfQueries | OfStrips):
             hook = hook.func if isinstance(hook, partial) else hook.hook
         owner = getattr(hook, "__self__", None)
         owner = getattr(owner, "ablation", owner)  # an EdgeSender holds its ablation

@@ -1,7 +1,7 @@
 """`LayerAblation`: hooks that remove a part from heads of one layer, or measure the change of their output."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
@@ -13,12 +13,14 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, head_indices
 from tlspectral.hooks.parts import Part
-from tlspectral.hooks.parts.checked_calls import change_of, hidden_keys, replaced_z
+from tlspectral.hooks.parts.checked_calls import acts_by_strip, change_of, hidden_keys, replaced_z
+from tlspectral.hooks.parts.long_range import LongRange
 from tlspectral.hooks.parts.removal import Removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import Hook, acts_first
+from tlspectral.models.hooking.strips import OfStrips, Strip, strip_of
 from tlspectral.models.reading.blocks import expect_edited_pattern, reweighs
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.user_functions import not_finite, returned_tensor
@@ -33,10 +35,12 @@ class LayerAblation(HeadCapture):
         alter: function from a `Removal` (the change that the part makes to scores or z) to the tensor that is added to
             them instead. None: the part itself is removed. With `alter`, unchanged values may differ by rounding. Not
             for parts of the mask, which add nothing.
+        of_run: scores of the heads in a run whose strips have not all passed, by thread.
     """
 
     part: Part
     alter: Callable[[Removal], Tensor] | None = None
+    of_run: dict[int, HeadScores] = field(default_factory=dict, kw_only=True)
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list that removes the part from the heads, in scores, pattern or z of a run.
@@ -56,7 +60,15 @@ class LayerAblation(HeadCapture):
             # Only runs of the user read the pattern. Runs of the library stack copies of a batch or use `alter`.
             pattern_is_read = not self.stacked and self.alter is None
             return [*held, (names["pattern"], self._hand_on_pattern)] if pattern_is_read else held
-        return [*shown, *self.holders("query", "key", "cos", "sin"), (names["scores"], self._edit_scores)]
+        edit = OfStrips(self._edit_scores) if self.by_strip else self._edit_whole_scores
+        return [*shown, *self.holders("query", "key", "cos", "sin"), (names["scores"], edit)]
+
+    @property
+    def by_strip(self) -> bool:
+        """True if the part is removed from the scores of some queries at a time, so that memory is linear in a long
+        prompt.
+        """
+        return self.alter is None and acts_by_strip(self.part)
 
     def prove(self) -> None:
         """Raise EditNotHonored unless a short run shows that an edit at the part's hook point changes the logits."""
@@ -117,29 +129,33 @@ class LayerAblation(HeadCapture):
         return self._weights_of_run(z)[-1]
 
     def _hold_scores(self, scores: Tensor, hook: Any) -> None:
-        edited = self.edited_scores(scores, first=acts_first(hook, self._hold_scores))
+        edited = self.edited_scores(scores, strip_of(scores), first=acts_first(hook, self._hold_scores))
         for point, held in (("scores", scores), ("edited", edited)):
             self.hold(point, self.selected(held, heads_axis=1))
 
-    def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
+    def edited_scores(self, scores: Float[Tensor, "batch heads query key"], strip: Strip, *, first: bool) -> Tensor:
         """Return the layer's scores with the part removed from the heads, using the queries and keys of this run.
 
-        `scores` are the model's scaled scores, of all heads; the result is a new tensor of this shape. `first`: True if
-        no other hook edited them before, so they are compared with the queries and keys. Raises EditNotHonored if they
-        differ.
+        `scores` are the model's scaled scores in a strip, of all heads; the result is a new tensor of this shape.
+        `first`: True if no other hook edited them before, so they are compared with the queries and keys. Raises
+        EditNotHonored if they differ.
         """
-        head_scores = self.scores_of_run()
-        self.require_lengths(*scores.shape[-2:], head_scores.query.whole.shape[-2], head_scores.key.whole.shape[-2])
+        head_scores = self._scores_of_strip(strip)
+        q_length, k_length = head_scores.shape[-2:]
+        if strip.is_whole:
+            self.require_lengths(*scores.shape[-2:], q_length, k_length)
+        self.require_lengths(scores.shape[-2], q_length)
+        self.require_lengths(scores.shape[-1], k_length)
         # Scores that another hook edited need not follow from queries and keys; its edit is kept.
         if first:
             self.require_own_scores(scores, head_scores)
         if self.part.acts_on == "mask":
             selected = self.selected(scores, heads_axis=1)
-            beyond = self._beyond(self.visible(selected), selected)
+            beyond = self._beyond(self.visible(selected), selected, strip)
             limited = selected.masked_fill(beyond, torch.finfo(scores.dtype).min)
             return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
-        difference = self._difference(head_scores, allowed)
+        difference = self._difference(head_scores, allowed, strip)
         cap = self.layer.softcap
         if cap is not None:
             # Add the change of the capped score; setting the score would lose edits by other hooks.
@@ -168,9 +184,9 @@ class LayerAblation(HeadCapture):
         allowed = self.view.reader.seen_keys(self.view.model, self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
         if self.part.acts_on == "mask":
-            allowed = allowed & ~self._beyond(allowed, scores)
+            allowed = allowed & ~self._beyond(allowed, scores, strip_of(scores))
         else:
-            scores = scores + self._difference(head_scores, allowed)
+            scores = scores + self._difference(head_scores, allowed, strip_of(scores))
         return before, key_weights(softcapped(scores, cap), allowed)
 
     def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,8 +206,33 @@ class LayerAblation(HeadCapture):
         self.require_own_z(self.selected(z, heads_axis=2), z_before.transpose(1, 2), delegated=delegated)
         return before, after, (after @ values - z_before).transpose(1, 2)
 
-    def _edit_scores(self, scores: Tensor, hook: Any) -> Tensor:
-        return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
+    def _scores_of_strip(self, strip: Strip) -> HeadScores:
+        """Return the heads' scores of this run for the queries of a strip. They are forgotten after the last strip.
+
+        Raises ValueError for a strip of a longer prompt if gradients are recorded: they would be computed from scores
+        that are forgotten by then.
+        """
+        if strip.is_whole:
+            return self.scores_of_run()
+        if torch.is_grad_enabled():
+            raise ValueError(
+                f"{self.part.name}: a prompt of {strip.n_queries} tokens has no gradients inside an ablation of scores"
+                ": run it under torch.no_grad(), or give shorter prompts"
+            )
+        kept = self.seen.setdefault(get_ident(), {})
+        if strip.is_first:
+            self.of_run[get_ident()] = self.scores_of_run()
+            kept.pop("before", None)
+        if get_ident() not in self.of_run:
+            self.taken("query")  # raises: the hook on queries did not run
+        scores = self.of_run.pop(get_ident()) if strip.is_last else self.of_run[get_ident()]
+        return scores.of_queries(strip.queries)
+
+    def _edit_scores(self, scores: Tensor, strip: Strip, hook: Any) -> Tensor:
+        return self.edited_scores(scores, strip, first=acts_first(hook, self._edit_scores))
+
+    def _edit_whole_scores(self, scores: Tensor, hook: Any) -> Tensor:
+        return self.edited_scores(scores, strip_of(scores), first=acts_first(hook, self._edit_whole_scores))
 
     def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
         """Return a copy of `z` in which these heads have their z without the part.
@@ -253,16 +294,16 @@ class LayerAblation(HeadCapture):
         replaced = replaced_z(self.part, z, self.heads)
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
 
-    def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
+    def _difference(self, scores: HeadScores, allowed: Tensor, strip: Strip) -> Tensor:
         """Return the tensor [batch, heads, query, key] whose addition to the scaled scores removes the part.
 
-        It is added before a softcap. `scores` are the heads' scores in this run, `allowed` is True for pairs of query
-        and key that the model does not mask.
+        It is added before a softcap. `scores` are the heads' scores in this run in a strip, `allowed` is True for pairs
+        of query and key that the model does not mask.
         """
         if self.part.needs_tokens:
             self._require_tokens()
         difference, allowed = change_of(self.part, scores, allowed)
-        acts = self._acts(difference)
+        acts = self._acts(difference, strip)
         if acts is not None:
             allowed = (allowed & acts).expand_as(difference)
         if self.alter is not None:
@@ -282,16 +323,22 @@ class LayerAblation(HeadCapture):
             raise ValueError(f"{expected}; found NaN or infinite numbers: return finite ones")
         return altered
 
-    def _beyond(self, visible: Tensor, scores: Tensor) -> Tensor:
-        acts = self._acts(scores)
-        own = self.view.reader.seen_keys(self.view.model, self.layer.layer, visible.shape[-1])
-        beyond = hidden_keys(self.part, visible, own)
+    def _beyond(self, visible: Tensor, scores: Tensor, strip: Strip) -> Tensor:
+        acts = self._acts(scores, strip)
+        own = self.view.reader.seen_keys(self.view.model, self.layer.layer, visible.shape[-1], strip.start)
+        if isinstance(self.part, LongRange) and not strip.is_whole:
+            kept = self.seen.setdefault(get_ident(), {})
+            beyond, kept["before"] = self.part.beyond_in_strip(visible, own, strip.start, kept.get("before"))
+        else:
+            beyond = hidden_keys(self.part, visible, own)
         return beyond if acts is None else beyond & acts
 
-    def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:
+    def _acts(
+        self, scores: Float[Tensor, "batch heads queries keys"], strip: Strip
+    ) -> Bool[Tensor, "batch one queries one"] | None:
         """Return a mask of the queries whose scores lose the part, True where they do; None for all queries.
 
-        `scores` give the number of sequences and positions.
+        `scores` give the number of sequences, `strip` the queries.
         """
-        acts = self.part.acts(scores.shape[0], scores.shape[2])
-        return None if acts is None else acts[:, None, :, None].to(scores.device)
+        acts = self.part.acts(scores.shape[0], strip.n_queries)
+        return None if acts is None else acts[:, None, strip.queries, None].to(scores.device)

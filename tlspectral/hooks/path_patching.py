@@ -28,6 +28,7 @@ from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import TOKENS_OF_JOB, attention_positions, batch_on, filled
+from tlspectral.models.running.long_prompts import refuse_long
 from tlspectral.models.stream.writes import INPUT_POINTS, require_stream
 from tlspectral.selection import Receivers
 from tlspectral.tables.job import Job
@@ -161,6 +162,7 @@ def edge_effects(
         replace = _replaced(receivers, replace, of_pairs)
         pairs = pairs_of(view, chosen_task) if replace == "counterfactual" else None
         sequences = task_sequences(view, chosen_task) if pairs is None else pairs.sequences
+        refuse_long(sequences.tokens.shape[1], "an edge is cut in", "")
         places = {} if at is None else _places(sequences, at)
         ends = _ends(view, receivers, pairs)
         measure = measure or _measure(ends, chosen_task, pairs)

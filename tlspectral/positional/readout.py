@@ -23,6 +23,7 @@ from tlspectral.algebra.rotary import in_float64, rotate, times_phase, with_gain
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
+from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading.alibi import Alibi
 from tlspectral.models.reading.layer import RawAttention, require_every_key, softcapped
 from tlspectral.models.reading.norms import QueryKeyNorm, double
@@ -232,8 +233,9 @@ class LastQueryReader:
         for layer in self.view.layers:
             names = self.view.hook_names(layer)
             held = [point for point in ("query", "key", "cos", "sin", "scores") if point in names]
-            hooks += [(names[point], partial(self._hold, point)) for point in held]
-            hooks.append((names["pattern"], partial(self._finish, layer)))
+            hooks += [(names[point], partial(self._hold, point)) for point in held if point != "scores"]
+            hooks += [(names["scores"], OfStrips(self._hold_scores))] if "scores" in held else []
+            hooks.append((names["pattern"], OfStrips(partial(self._finish, layer))))
         return hooks
 
     def require_all(self) -> None:
@@ -246,24 +248,27 @@ class LastQueryReader:
                 )
 
     def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
-        """Store an activation of the current layer in `seen`: the last position for queries and scores, everything for
-        keys.
+        """Store an activation of the current layer in `seen`: the last position for queries, everything for keys.
 
-        Scores are kept for one row and head only. `point`: "query", "key", "cos", "sin" or "scores". `hook` is not
-        used.
+        `point`: "query", "key", "cos" or "sin". `hook` is not used.
         """
         if point == "query":
             activation = activation[:, -1].clone()  # a copy, so that the other positions are freed
-        elif point == "scores":
-            activation = activation[:1, :1, -1:].clone()  # the mask is the same for every row and head
         elif point in ("cos", "sin"):
             activation = _one_row(activation)
         self.seen[point] = activation.detach()
 
-    def _finish(self, layer: int, pattern: Tensor, hook: Any) -> None:
+    def _hold_scores(self, scores: Tensor, strip: Strip, hook: Any) -> None:
+        """Store the scores of the last query in `seen`, of one row and head, because the mask is the same for all."""
+        if strip.is_last:
+            self.seen["scores"] = scores[:1, :1, -1:].detach().clone()
+
+    def _finish(self, layer: int, pattern: Tensor, strip: Strip, hook: Any) -> None:
         """Compute the layer's `LastQuery` for each row of the batch and call `reduce`. It is the hook on the layer's
-        attention `pattern`, and empties `seen`.
+        attention `pattern`, acts on the strip with the last query, and empties `seen`.
         """
+        if not strip.is_last:
+            return
         seen, self.seen = self.seen, {}
         raw, query, key = self.layers[layer], seen.pop("query"), seen.pop("key")
         earlier, names = self.context.get((layer, "key")), self.view.hook_names(layer)
@@ -271,7 +276,7 @@ class LastQueryReader:
         front = {point: [self.context[layer, point]] for point in seen if (layer, point) in self.context}
         captured = {names[point]: torch.cat([*front.get(point, []), value]) for point, value in seen.items()}
         tables = rotation_tables(self.view, raw.rotary, layer, n_keys, captured)
-        visible = visible_keys(self.view, layer, n_keys, captured)[0, 0, -1]
+        visible = visible_keys(self.view, layer, n_keys, captured, n_keys - 1)[0, 0, -1]
         # Under a window a layer may keep only its last keys.
         visible = torch.nn.functional.pad(visible, (n_keys - len(visible), 0))
         for row in range(len(query)):

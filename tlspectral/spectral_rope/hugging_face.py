@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture, warn_caller
 from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.key_value_cache import HeldLayers, beyond_rounding
-from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.saving import save_with_base
 from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back

@@ -13,6 +13,7 @@ import tlspectral as tls
 from tlspectral.heads import detectors
 from tlspectral.heads.detectors.patterns import PATTERNS, WINDOW
 from tlspectral.heads.detectors.spread import MEASURES
+from tlspectral.models.hooking.strips import Strip
 
 LENGTHS = (9, 14, 3, 14, 2)
 
@@ -134,7 +135,7 @@ def test_named_patterns_mark_the_keys_of_a_loop_over_tokens():
     }
     assert set(keys) == set(PATTERNS)
     for name, mark in PATTERNS.items():
-        marked = mark(tokens)[0]
+        marked = mark(tokens, Strip(0, len(row), len(row)))[0]
         assert [set(marked[q].nonzero().flatten().tolist()) for q in range(len(row))] == [
             keys[name](q) for q in range(len(row))
         ], name

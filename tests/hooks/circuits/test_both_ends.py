@@ -10,8 +10,9 @@ from pair_prompts import prompt_pairs
 import tlspectral as tls
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits import pairs
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running.partial_runs import methods_replaced, module_hooks
+from tlspectral.models.running.partial_runs import module_hooks
 
 EDGES = [("embedding", "L0MLP"), ("L0H1", "L1H0.q"), ("L1MLP", "logits")]
 CLEAN, OTHER = prompt_pairs(2, 9, seed=0)

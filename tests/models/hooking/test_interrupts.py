@@ -19,9 +19,9 @@ from model_state import assert_unchanged, state_of
 from tlspectral.errors import BadHead
 from tlspectral.hooks import ablate, ablation
 from tlspectral.models.hooking.exclusive import exclusive
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import hooks_on, without_hooks
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.models.running.passes import whole_logits
 
 Z = "blocks.0.attn.hook_z"

@@ -7,6 +7,7 @@ import pandas as pd
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.sinks import found_sinks
 from tlspectral.models.reading import measured
+from tlspectral.models.running.long_prompts import strips_for, strips_noted
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 from tlspectral.tables.schema import Schema, columns
@@ -73,4 +74,5 @@ def attention_sinks(model: Any, prompts: Any) -> pd.DataFrame:
         ]
         table = pd.DataFrame(rows, columns=["layer", "prompt", "key", "token", "share"])
         attrs = {"n_sequences": len(packed.tokens), "batch": at_once, **sinks.noted}
+        attrs |= strips_noted(strips_for(view, packed.tokens.shape[1]))
         return ATTENTION_SINKS.frame(table, {**view.origin(), **attrs, **packed.noted})

@@ -25,10 +25,12 @@ from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
+from tlspectral.models.hooking.strips import OfStrips, Strip, strips
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows, rows_of_scores
 from tlspectral.models.running.given import given_prompts
+from tlspectral.models.running.long_prompts import STRIP, strips_for, strips_noted
 from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
 from tlspectral.selection import counted
@@ -258,9 +260,8 @@ def measured_detectors(
     length = None if on_prompts else segment_length_of(tokens)
     attrs: dict[str, Any] = {"batch": sequences_at_once(view, tokens.shape[1])}
     if length is None:
-        no_key = torch.zeros(tokens.shape[1], tokens.shape[1])
         patterns: dict[str, Any] = {
-            name: detector.pattern if view.causal or detector.in_encoders else no_key
+            name: detector.pattern if view.causal or detector.in_encoders else _no_key
             for name, detector in DETECTORS.items()
         }
         patterns["self"] = "self"
@@ -270,7 +271,14 @@ def measured_detectors(
         patterns = {**repeated_marks(length, view.causal)}
     patterns |= {} if pattern is None else {"pattern": pattern}
     names, seen = [*patterns], SeenKeys(view, tokens.shape[1])
-    marks = Marks(sequences, [*patterns.values()], seen, causal=view.causal)
+    at_once = strips_for(view, tokens.shape[1])
+    marks = Marks(sequences, [*patterns.values()], seen, at_once, causal=view.causal)
+    attrs |= strips_noted(at_once)
+    if null_draws and len(at_once) > 1:
+        raise ValueError(
+            f"null_draws={null_draws} compares whole matrices of queries and keys, and a prompt has {tokens.shape[1]} "
+            "tokens: leave null_draws out, or give shorter prompts"
+        )
     if max_se is None:
         stop: tuple[float, list[int]] | None = None
     else:  # without `ind` of an encoder, which has no key and so no error
@@ -319,6 +327,11 @@ def measured_detectors(
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
 
 
+def _no_key(tokens: Int[Tensor, "pos"]) -> Tensor:
+    """Return weights of 0 for all keys of a prompt, for a score that an encoder does not have."""
+    return torch.zeros(len(tokens), len(tokens))
+
+
 def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
     """Return a dict from detector ("prev", "dup", "ind") to its chance: the mean uniform attention on the detector's
     key.
@@ -328,7 +341,13 @@ def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
     """
     chance: dict[str, ByLayer] = {}
     for name in DETECTORS:
-        on_key = [attention[detector_pairs(name, length)] for attention in seen.uniform().numpy()]
+        queries, keys = map(np.array, detector_pairs(name, length))
+        by_strip = [
+            [attention[queries[inside] - strip.start, keys[inside]] for attention in seen.uniform(strip).numpy()]
+            for strip in strips(2 * length + 1, STRIP)
+            for inside in [(queries >= strip.start) & (queries < strip.stop)]
+        ]
+        on_key = [np.concatenate(rows) for rows in zip(*by_strip, strict=True)]
         # A mean of equal numbers, as in an encoder, can differ from them in the last bit.
         chance[name] = seen.by_layer(
             [float(attention.mean() if np.ptp(attention) else attention[0]) for attention in on_key]
@@ -400,12 +419,13 @@ def _statistics(
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads]
     reduce_batch: Reduce
 
-    def reduce(layer: int, pattern: Tensor, hook: Any) -> None:
-        of_batch[layer] = reduce_batch(pattern)
+    def reduce(layer: int, pattern: Tensor, strip: Strip, hook: Any) -> None:
+        scores = reduce_batch(pattern, strip)
+        of_batch[layer] = scores if strip.is_first else of_batch[layer] + scores
         if spread is not None:
-            spread.read(layer, pattern, rows)
+            spread.read(layer, pattern, strip, rows)
 
-    hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
+    hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(reduce, layer))) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
     at_once = sequences_at_once(view, width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads

@@ -20,6 +20,7 @@ from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernel
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import PackedTokens, even_rows
+from tlspectral.models.running.long_prompts import strips_for, strips_noted
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, within
 from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import HEAD
@@ -234,6 +235,8 @@ def _measured(
         warn_caller(note.message)
     counts = {"n_reference": n_reference, "n_judged": len({*distinct[~known.numpy()].tolist()})}
     counts |= replace(packed, notes=(*packed.notes, *notes)).noted
+    if all("scores" in view.hook_names(layer) for layer in chosen):  # scores that are rebuilt are whole
+        counts |= strips_noted(strips_for(view, packed.tokens.shape[1]))
     left_out = [] if reference is None else known.nonzero().flatten().tolist()
     return measured_kernels(view, chosen, packed, back, averaged, ~known, reference_prompts), back, counts, left_out
 

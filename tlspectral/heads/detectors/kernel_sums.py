@@ -23,6 +23,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.heads.detectors.rotated_keys import at_pattern
 from tlspectral.models.attention.head_scores import rebuilt_scores, rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern
+from tlspectral.models.hooking.strips import OfStrips, Strip, strip_of
 from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.models.reading.view import AttentionView
@@ -103,13 +104,17 @@ class LayerKernels:
         if judged is None:
             return hooks
         if "scores" in names:
-            return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, judged))]
+
+            def add(scores: Tensor, strip: Strip, hook: Any) -> None:
+                self._add_scores(scores, strip, real, judged)
+
+            return [*hooks, (names["scores"], OfStrips(add))]
 
         def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
             mask = ~self.view.reader.seen_keys(self.view.model, self.layer, pattern.shape[-1]).cpu()
             scores = rebuilt_scores(self.view, self.layer, captured).total.masked_fill(mask, -torch.inf)
             require_own_pattern(scores, pattern, pattern.dtype, f"layer {self.layer}")
-            self._add_scores(scores, real, judged)
+            self._add_scores(scores, strip_of(pattern), real, judged)
             captured.clear()
 
         return [*hooks, *at_pattern(self.view, self.layer, rebuild)]
@@ -133,19 +138,20 @@ class LayerKernels:
         """
         self.tables[name] = table.detach()
 
-    def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], judged: Bool[Tensor, "batch"]) -> None:
-        """Add the scores [batch, heads, query, key] of a batch to the sums by distance, apart for judged and other
-        sequences.
+    def _add_scores(
+        self, scores: Tensor, strip: Strip, real: Bool[Tensor, "batch pos"], judged: Bool[Tensor, "batch"]
+    ) -> None:
+        """Add the scores [batch, heads, query, key] of a batch in a strip to the sums by distance, apart for judged and
+        other sequences.
 
         `real` is True at tokens, False at padding. `judged` marks the sequences that test the prediction.
         """
         every = self.heads == list(range(scores.shape[1]))
         chosen = scores if every else scores[:, self.heads]
         for row, distance in enumerate(self.back):
-            diagonal = chosen.diagonal(-distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
-            unmasked = self.view.reader.unmasked(self.view.model, self.layer, diagonal) & real[:, None, distance:].to(
-                diagonal.device
-            )
+            diagonal = chosen.diagonal(strip.start - distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
+            is_token = real[:, None, max(distance, strip.start) : strip.stop].to(diagonal.device)
+            unmasked = self.view.reader.unmasked(self.view.model, self.layer, diagonal) & is_token
             sums, counts = summed(diagonal.where(unmasked, 0.0), 2).cpu(), unmasked.sum(2).cpu()
             for part, rows in enumerate((~judged, judged)):
                 self.total[part, 0, row] += sums[rows].sum(0)

@@ -27,6 +27,7 @@ from tlspectral.models.attention.head_scores import HeadScores, key_side, rotati
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import holding
+from tlspectral.models.hooking.strips import strip_of
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import AttentionLayer, require_even_scale
 from tlspectral.models.reading.view import AttentionView
@@ -54,8 +55,9 @@ def rotated_key_pvalues(
 
     A draw is the head with its W_K rotated by a random rotation of the residual stream; `draws` and `seed` fix the
     draws. A score is the mean over the sequences that `counts` marks; NaN without any. `reduce` maps attention [batch,
-    heads, query, key] to scores [scores, batch, heads], 0 where a sequence does not count. `advance` is called after
-    each draw of a layer. The model in `view` runs once on `tokens`. Memory does not grow with draws or layers.
+    heads, query, key] and its strip to scores [scores, batch, heads], 0 where a sequence does not count. `advance` is
+    called after each draw of a layer. The model in `view` runs once on `tokens`. Memory does not grow with draws or
+    layers.
 
     Raises ScoreMismatch if a layer's weights do not give its attention (learned sinks, hooks that edit scores);
     UnsupportedArchitecture for a layer that cannot be read or exposes no pattern.
@@ -66,12 +68,13 @@ def rotated_key_pvalues(
     def measure(index: int, captured: dict[str, Tensor], pattern: Tensor) -> None:
         layer, observed = _fixed_queries(view, index, captured, pattern)
         captured.clear()
-        score = reduce(observed).sum(1) / sizes
+        whole = strip_of(pattern)
+        score = reduce(observed, whole).sum(1) / sizes
         least = score - TIE * score.abs()
         reached = torch.zeros_like(score)
         for draw in range(draws):
             frame = haar_frame(layer.n.shape[-1], layer.core.shape[1], [seed, index, draw]).float()
-            reached += reduce(layer.pattern(frame)).sum(1) / sizes >= least
+            reached += reduce(layer.pattern(frame), whole).sum(1) / sizes >= least
             advance()
         by_layer.append(torch.where(score.isnan(), torch.nan, (1 + reached) / (1 + draws)))
 

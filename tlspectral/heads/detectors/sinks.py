@@ -16,8 +16,10 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, shown
 from tlspectral.heads.detectors.chance import one_or_by_layer
+from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches
+from tlspectral.models.running.long_prompts import strips_for
 from tlspectral.models.running.passes import run_until
 from tlspectral.tables.progress import bar
 
@@ -112,25 +114,27 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
     """
     layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
     share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}
-    position = torch.arange(width)
-    behind = position[:, None] - position
-    far = (behind if view.causal else behind.abs()) >= DISTANCE
-    seen, judging = {}, {}
-    for layer in layers:
-        seen[layer] = view.reader.seen_keys(view.model, layer, width).cpu()
-        # A query judges only if an indexer (if any) picks all of its keys: otherwise the keys that it sees are unknown.
-        every = seen[layer].sum(1) <= (view.reader.selected_keys(view.model, layer) or width)
-        judging[layer] = far & seen[layer] & every[:, None]
     fired: set[int] = set()
 
-    def add(layer: int, rows: slice, pattern: Tensor, hook: Any) -> None:
+    def judging(layer: int, strip: Strip) -> tuple[Tensor, Tensor]:
+        """Return two masks [query, key] of a strip: which keys queries see, and for which keys they judge."""
+        behind = torch.arange(strip.start, strip.stop)[:, None] - torch.arange(strip.n_keys)
+        far = (behind if view.causal else behind.abs()) >= DISTANCE
+        seen = view.reader.seen_keys(view.model, layer, strip.n_keys, strip.start).cpu()
+        # A query judges only if an indexer (if any) picks all of its keys: otherwise the keys that it sees are unknown.
+        every = seen.sum(1) <= (view.reader.selected_keys(view.model, layer) or width)
+        return seen, far & seen & every[:, None]
+
+    def add(layer: int, rows: slice, pattern: Tensor, strip: Strip, hook: Any) -> None:
         fired.add(layer)
-        counted = judging[layer] & packed.real[rows][:, :, None]
+        counted = judging(layer, strip)[1] & packed.real[rows, strip.queries][:, :, None]
         attention = pattern.detach().float().mean(1).cpu().double()
-        share[layer][rows] = attention.masked_fill(~counted, 0.0).sum(1)
+        if strip.is_first:  # a batch that ran out of memory runs again
+            share[layer][rows] = 0.0
+        share[layer][rows, : strip.n_keys] += attention.masked_fill(~counted, 0.0).sum(1)
 
     def run(rows: slice) -> int:
-        hooks = [(view.hook_names(layer)["pattern"], partial(add, layer, rows)) for layer in layers]
+        hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(add, layer, rows))) for layer in layers]
         run_until(view, packed.tokens[rows], hooks, last=hooks[-1][0])
         return rows.stop - rows.start
 
@@ -146,9 +150,13 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
                 f"layer {layer}: the attention never returned its pattern; "
                 'load the model with attn_implementation="eager"'
             )
-        judges = judging[layer].double()
-        n_queries = real @ judges
-        n_seen[layer] = (real * seen[layer].sum(1)) @ judges / n_queries.clamp_min(1)
+        n_queries, n_keys = torch.zeros(2, n_prompts, width, dtype=torch.float64)
+        for strip in strips_for(view, width):
+            seen, judges = judging(layer, strip)
+            by_query = real[:, strip.queries]
+            n_queries[:, : strip.n_keys] += by_query @ judges.double()
+            n_keys[:, : strip.n_keys] += (by_query * seen.sum(1)) @ judges.double()
+        n_seen[layer] = n_keys / n_queries.clamp_min(1)
         share[layer] /= n_queries.clamp_min(1)
         decided[layer] = (n_queries >= QUERIES) & packed.real
     return Sinks(share, n_seen, decided, int(packed.real.sum()))

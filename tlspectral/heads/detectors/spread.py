@@ -4,6 +4,7 @@ Each measure is a ratio N / D of sums over prompts, with the standard error of a
 prompt is its mean over queries and D is 1.
 """
 
+from collections.abc import Callable, Sequence
 from math import nan
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys, one_or_by_layer
 from tlspectral.heads.detectors.sinks import Sinks
+from tlspectral.models.hooking.strips import Strip
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
+from tlspectral.models.running.long_prompts import strips_for
 
 MEASURES = ("entropy", "distance", "start_share", "entropy_sinkless", "distance_sinkless", "sinkless_rows")
 WITHOUT_SINKS = ("sink_share", "entropy_no_sinks", "distance_no_sinks", "no_sinks_rows")
@@ -48,17 +51,17 @@ class Spread:
         self._of_batch: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}  # by layer, [N, D, then N N, N D, D D times copies; measures; heads]
 
-    def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], rows: slice) -> None:
-        """Compute the measures of layer `layer` for the prompts in `rows` from its attention `pattern`, and store them
-        until `end_batch`.
+    def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], strip: Strip, rows: slice) -> None:
+        """Compute the measures of layer `layer` for the prompts in `rows` from its attention `pattern` in a strip, and
+        store them until `end_batch`. Measures of all strips of a prompt add up.
 
         A measure is a numerator and a denominator for each prompt and head. Nothing is returned.
         """
-        parts = _parts(pattern, self.queries[rows])
+        parts = _parts(pattern, self.queries[rows], strip)
         if self.sinks is not None:
             counted = self._queries_without_sinks(layer)[rows]
-            parts = torch.cat([parts, _parts_without(pattern, counted, self.sinks.found[layer][rows])], dim=1)
-        self._of_batch[layer] = parts
+            parts = torch.cat([parts, _parts_without(pattern, counted, self.sinks.found[layer][rows], strip)], dim=1)
+        self._of_batch[layer] = parts if strip.is_first else self._of_batch[layer] + parts
 
     def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
         """Return a mask [sequences, query]: True for queries (real tokens from position 2 on) of prompts that can be
@@ -106,17 +109,34 @@ class Spread:
 
         A value is one number, or a dict by layer if layers differ. None where no prompt counts.
         """
-        patterns = [pattern[None, None].float() for pattern in seen.uniform()]
-        prompts = [(counted[None], times) for counted, times in _distinct(self.queries)]
-        values = [_ratios([times * _parts(pattern, counted) for counted, times in prompts]) for pattern in patterns]
+        all_strips = strips_for(self.view, self.queries.shape[1])
+        distinct = _distinct(self.queries)
+
+        def of_masks(parts: Callable[[int, Tensor, Strip], Tensor]) -> list[Tensor]:
+            """Return the measures of each mask: the sums over strips of `parts(mask, uniform attention, strip)`."""
+            by_strip = [
+                [parts(place, pattern[None, None].float(), strip) for place, pattern in enumerate(seen.uniform(strip))]
+                for strip in all_strips
+            ]
+            return [_sum(parts_of_mask) for parts_of_mask in zip(*by_strip, strict=True)]
+
+        def over_prompts(place: int, pattern: Tensor, strip: Strip) -> Tensor:
+            return _sum([times * _parts(pattern, counted[None], strip) for counted, times in distinct])
+
+        values = [_ratios(parts) for parts in of_masks(over_prompts)]
         levels = {name: seen.by_layer([ratios[place] for ratios in values]) for place, name in enumerate(MEASURES)}
         if self.sinks is None:
             return levels
         by_layer = {}
-        for layer, place in seen.mask_of.items():
-            rows = torch.cat([self._queries_without_sinks(layer), self.sinks.found[layer]], dim=1)
-            prompts = [(row[None].chunk(2, dim=1), times) for row, times in _distinct(rows)]
-            by_layer[layer] = _ratios([times * _parts_without(patterns[place], *row) for row, times in prompts])
+        for layer, mask in seen.mask_of.items():
+            judged = torch.cat([self._queries_without_sinks(layer), self.sinks.found[layer]], dim=1)
+            prompts = [(*row[None].chunk(2, dim=1), times) for row, times in _distinct(judged)]
+            without = [
+                times * _parts_without(seen.uniform(strip)[mask][None, None].float(), counted, left_out, strip)
+                for strip in all_strips
+                for counted, left_out, times in prompts
+            ]
+            by_layer[layer] = _ratios(_sum(without))
         of_layers = enumerate(WITHOUT_SINKS)
         return levels | {
             name: one_or_by_layer(
@@ -134,29 +154,34 @@ def _distinct(rows: Bool[Tensor, "prompts columns"]) -> list[tuple[Tensor, int]]
     return list(zip(distinct, times.tolist(), strict=True))
 
 
-def _ratios(parts: list[Float64[Tensor, "2 measures batch heads"]]) -> list[float]:
-    """Return the measures of a single head as a list, from the numerators and denominators of all prompts in `parts`;
-    NaN where no prompt counts.
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape."""
+    return parts[0] if len(parts) == 1 else torch.stack([*parts]).sum(0)
+
+
+def _ratios(parts: Float64[Tensor, "2 measures batch heads"]) -> list[float]:
+    """Return the measures of a single head as a list, from the numerators and denominators in `parts`; NaN where no
+    prompt counts.
     """
-    above, below = torch.stack(parts).sum(0)[..., 0, 0]
+    above, below = parts[..., 0, 0]
     return (above / below).tolist()
 
 
-def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]) -> Parts:
+def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch pos"], strip: Strip) -> Parts:
     """Return a tensor [2, measures, batch, heads]: numerator and denominator of the six `MEASURES` for each prompt and
-    head.
+    head. Those of all strips add up.
 
     These are entropy, distance and start share of the attention, entropy and distance without the first token, and the
-    share of rows that count for these. `pattern` is the attention of a layer; `counted` marks the queries that count.
+    share of rows that count for these. `pattern` is the attention of a layer in a strip; `counted` marks the queries of
+    the whole prompt that count.
     """
     weights = pattern.detach().float()
-    position = torch.arange(pattern.shape[-1], device=pattern.device)
-    behind = (position[:, None] - position[1:]).abs().float()
+    behind = _distances(strip, pattern)[:, 1:]
     first, rest, far, spread, kept, within = _rows_without(weights[..., 0], weights[..., 1:], behind)
-    query = torch.arange(pattern.shape[-2], dtype=torch.float64)
+    query = torch.arange(strip.start, strip.stop, dtype=torch.float64)
     rows = torch.stack([spread - torch.xlogy(first, first), far + first * query, first, kept, within, far, rest])
-    sums = (rows * counted[:, None]).sum(-1)  # [rows, batch, heads]
-    means, present = _means(sums[:4], counted)
+    sums = (rows * counted[:, None, strip.queries]).sum(-1)  # [rows, batch, heads]
+    means, present = _means(sums[:4], counted, strip)
     return torch.stack(
         [
             torch.stack([means[0], means[1], means[2], sums[4], sums[5], means[3]]),
@@ -167,26 +192,33 @@ def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor
 
 def _parts_without(
     pattern: Float[Tensor, "#batch heads query key"],
-    counted: Bool[Tensor, "batch query"],
-    left_out: Bool[Tensor, "batch key"],
+    counted: Bool[Tensor, "batch pos"],
+    left_out: Bool[Tensor, "batch pos"],
+    strip: Strip,
 ) -> Parts:
     """Return a tensor [2, measures, batch, heads]: numerator and denominator of the four measures `WITHOUT_SINKS` for
-    each prompt and head.
+    each prompt and head. Those of all strips add up.
 
     These are the attention to the sinks, entropy and distance without them, and the share of rows that count for these.
-    `left_out` marks the sinks, `counted` the queries that count; `pattern` is the attention of a layer.
+    `left_out` marks the sinks, `counted` the queries that count, both of the whole prompt; `pattern` is the attention
+    of a layer in a strip.
     """
     weights = pattern.detach().float()
-    position = torch.arange(pattern.shape[-1], device=pattern.device)
-    sinks = left_out[:, None, None].to(pattern.device)
+    sinks = left_out[:, None, None, : strip.n_keys].to(pattern.device)
     left = weights.masked_fill(~sinks, 0.0).sum(-1)
-    behind = (position[:, None] - position).abs().float()
+    behind = _distances(strip, pattern)
     left, rest, far, _, kept, within = _rows_without(left, weights.masked_fill(sinks, 0.0), behind)
-    sums = (torch.stack([left, kept, within, far, rest]) * counted[:, None]).sum(-1)
-    (share, kept_rows), present = _means(sums[:2], counted)
+    sums = (torch.stack([left, kept, within, far, rest]) * counted[:, None, strip.queries]).sum(-1)
+    (share, kept_rows), present = _means(sums[:2], counted, strip)
     return torch.stack(
         [torch.stack([share, sums[2], sums[3], kept_rows]), torch.stack([present, sums[1], sums[4], present])]
     )
+
+
+def _distances(strip: Strip, like: Tensor) -> Float[Tensor, "query key"]:
+    """Return how many tokens lie between each query and key of a strip, on the device of `like`."""
+    query, key = (torch.arange(end, device=like.device) for end in (strip.stop, strip.n_keys))
+    return (query[strip.start :, None] - key).abs().float()
 
 
 def _rows_without(
@@ -206,15 +238,17 @@ def _rows_without(
 
 
 def _means(
-    sums: Float64[Tensor, "rows batch heads"], counted: Bool[Tensor, "batch query"]
+    sums: Float64[Tensor, "rows batch heads"], counted: Bool[Tensor, "batch pos"], strip: Strip
 ) -> tuple[Float64[Tensor, "rows batch heads"], Float64[Tensor, "batch heads"]]:
     """Return two tensors: the means of `sums` over the queries that `counted` marks, and 1 for each prompt with such a
     query, else 0.
 
-    `sums` are sums over these queries.
+    `sums` are sums over the queries of a strip. Each is divided by the number of queries of the whole prompt, and only
+    the first strip gives the 1, so that both add up over strips.
     """
     n_queries: Int[Tensor, "batch 1"] = counted.sum(1)[:, None]
-    return sums / n_queries.clamp_min(1), (n_queries > 0).double().expand_as(sums[0])
+    present = (n_queries > 0).double() * strip.is_first
+    return sums / n_queries.clamp_min(1), present.expand_as(sums[0])
 
 
 def _moments(

@@ -19,9 +19,11 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
+from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
+from tlspectral.models.running.long_prompts import strips_for, strips_noted
 from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, repeated_queries
 from tlspectral.models.running.text import text_tokens, token_text
@@ -160,7 +162,9 @@ def top_pairs(
             "seed": 0,
             "batch": at_once,
         }
-        described = _with_words(view, packed, _with_kinds(table, packed, view.causal))
+        at_once = strips_for(view, packed.tokens.shape[1])
+        attrs |= strips_noted(at_once)
+        described = _with_words(view, packed, _with_kinds(table, packed, at_once, view.causal))
         return TOP_PAIRS.frame(described, {**view.origin(), **attrs, **packed.noted})
 
 
@@ -187,29 +191,38 @@ def _largest_of_queries(
     largest_of_layers = {
         layer: (torch.zeros(size), torch.zeros(size, dtype=torch.int32)) for layer, size in shape.items()
     }
-    choice = {layer: view.reader.seen_keys(view.model, layer, width).cpu().sum(1) > 1 for layer in chosen}
+    choice = {
+        layer: torch.cat(
+            [
+                view.reader.seen_keys(view.model, layer, strip.n_keys, strip.start).cpu().sum(1) > 1
+                for strip in strips_for(view, width)
+            ]
+        )
+        for layer in chosen
+    }
     new = packed.real & ~repeated_queries(view, packed)
     fired: set[int] = set()
 
-    def keep(layer: int, rows: slice, pattern: Tensor, hook: Any) -> None:
+    def keep(layer: int, rows: slice, pattern: Tensor, strip: Strip, hook: Any) -> None:
         fired.add(layer)
         seen = pattern.detach()[..., first:]
         if len(chosen[layer]) < seen.shape[1]:
             seen = seen[:, chosen[layer]]
-        counted = (new[rows] & choice[layer])[:, None, :]
+        counted = (new[rows] & choice[layer])[:, None, strip.queries]
         if sinks is not None:
-            seen = seen.masked_fill(sinks.found[layer][rows, None, None].to(seen.device), 0.0)
+            is_sink = sinks.found[layer][rows, None, None, : strip.n_keys]
+            seen = seen.masked_fill(is_sink.to(seen.device), 0.0)
             counted = counted & sinks.prompts(layer)[rows, None, None]
         attention, keys = largest_of_layers[layer]
         for place in range(_OF_ONE_QUERY if seen.shape[-1] else 0):  # max, twice: half the time of topk
             largest, where = seen.max(-1)
-            attention[rows, ..., place] = largest.cpu().float().where(counted, 0.0)
-            keys[rows, ..., place] = where.cpu().int() + first
+            attention[rows, :, strip.queries, place] = largest.cpu().float().where(counted, 0.0)
+            keys[rows, :, strip.queries, place] = where.cpu().int() + first
             if place == 0:
                 seen = seen.scatter(-1, where[..., None], 0.0)
 
     def run(rows: slice) -> int:
-        hooks = [(view.hook_names(layer)["pattern"], partial(keep, layer, rows)) for layer in chosen]
+        hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(keep, layer, rows))) for layer in chosen]
         run_until(view, packed.tokens[rows], hooks, last=hooks[-1][0])
         return rows.stop - rows.start
 
@@ -259,21 +272,24 @@ def _chosen(
         yield from rows(order[(largest < high) & (largest >= low) & (largest > 0)][:DRAWN], interval, ranked=False)
 
 
-def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.DataFrame:
+def _with_kinds(table: pd.DataFrame, packed: PackedTokens, at_once: list[Strip], causal: bool) -> pd.DataFrame:
     """Return a copy of `table` with a column `kind`, such as "previous" or "induction": the first pattern that the
     token ids of a pair fit, else "other".
 
-    `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts. `causal` is False for an encoder,
-    which has "next" and no "induction".
+    `table` has `prompt`, `query` and `key`; `packed` the token ids of the prompts. `at_once` are the strips of queries
+    that are looked at together. `causal` is False for an encoder, which has "next" and no "induction".
     """
     kinds = KINDS if causal else {**KINDS, "next": "next_token"}
     kind = np.full(len(table), "other", dtype=object)
     for prompt, places in table.groupby("prompt").indices.items():
         tokens = packed.tokens[prompt : prompt + 1]  # type: ignore[operator]
         query, key = (torch.from_numpy(table[side].to_numpy()[places]) for side in ("query", "key"))
-        for name in reversed(kinds):
-            if causal or name != "induction":  # an encoder sees the successor itself, so induction has no meaning
-                kind[places[PATTERNS[kinds[name]](tokens)[0][query, key].numpy()]] = name
+        for strip in at_once:
+            inside = ((query >= strip.start) & (query < strip.stop)).nonzero().flatten()
+            for name in reversed(kinds):
+                if len(inside) and (causal or name != "induction"):  # an encoder sees the successor itself
+                    marked = PATTERNS[kinds[name]](tokens, strip)[0][query[inside] - strip.start, key[inside]]
+                    kind[places[inside[marked].numpy()]] = name
     return table.assign(kind=kind)
 
 

@@ -29,6 +29,7 @@ from tlspectral.models.reading.digests import stored_bytes
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches, rows_of_scores
+from tlspectral.models.running.long_prompts import refuse_long
 from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, require_stream, z_of
 from tlspectral.tables.progress import bar
@@ -147,6 +148,7 @@ def pairs_of(view: AttentionView, task: Task) -> Pairs:
         raise ValueError(f"{chosen.label} has no counterfactual prompts: give Task(..., counterfactual=)")
     sequences = task_sequences(view, chosen)
     assert sequences.counterfactual is not None
+    refuse_long(sequences.tokens.shape[1], "edges are cut in", "")
     read_by_indexer = "by what no edge carries: give shorter prompts"
     require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)
     pairs = Pairs(Graph(view), sequences, sequences.counterfactual)

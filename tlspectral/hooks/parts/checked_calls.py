@@ -105,6 +105,12 @@ def _is_users(part: Part, function: str) -> bool:
     return module.partition(".")[0] not in ("tlspectral", "tlspectral_studies")
 
 
+def acts_by_strip(part: Part) -> bool:
+    """Return True if a part takes some queries of a prompt at a time; a user's own method gets whole prompts."""
+    methods = [name for name in ("of", "change", "beyond") if hasattr(part, name)]
+    return part.by_strip and not any(_is_users(part, name) for name in methods)
+
+
 def bound_parts(
     part: Part, view: AttentionView, by_layer: Mapping[int, list[int]], *, every: bool = False
 ) -> dict[int, Part]:

@@ -45,6 +45,7 @@ class LongRange(Part):
 
     name = "long_range"
     acts_on = "mask"
+    by_strip = True
     window: int
     sinks: int = 0
 
@@ -78,15 +79,30 @@ class LongRange(Part):
 
         `visible` is True where a query sees a key in this run, `own` where the layer would show it without padding.
         """
+        return self.beyond_in_strip(visible, own, 0, None)[0]
+
+    def beyond_in_strip(
+        self, visible: Bool[Tensor, "*rows queries keys"], own: Bool[Tensor, "queries keys"], first: int, before: Any
+    ) -> tuple[Bool[Tensor, "*rows queries keys"], Any]:
+        """Return the mask of `beyond` for some queries of a prompt and the keys up to the last of them.
+
+        `first` is the first of these queries. `before` is what this method returned second for the queries before them;
+        None for the first queries. The second value tells which tokens are real, and which begin a document.
+        """
         # A document of a packed row begins where a token does not see the real token in front of it, although the layer
         # itself would show that token. Sinks are counted from there.
         at = torch.arange(visible.shape[-1], device=visible.device)
-        real = visible.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and padding does not
-        before = torch.where(real, at, -1).cummax(-1).values.roll(1, -1)
-        before[..., 0] = -1
-        last = before.clamp_min(0)
-        hidden = own.to(at.device)[at.expand_as(last), last] & ~visible.gather(-1, last[..., None])[..., 0]
-        begins = real & ((before < 0) | hidden)
+        real = visible.diagonal(first, dim1=-2, dim2=-1)  # a token sees itself, and padding does not
+        real = real if before is None else torch.cat([before[0], real], dim=-1)
+        earlier = torch.where(real, at, -1).cummax(-1).values.roll(1, -1)
+        earlier[..., 0] = -1
+        earlier = earlier[..., first:]
+        last = earlier.clamp_min(0)
+        row = at[: len(own)].expand_as(last)
+        hidden = own.to(at.device)[row, last] & ~visible.gather(-1, last[..., None])[..., 0]
+        begins = real[..., first:] & ((earlier < 0) | hidden)
+        begins = begins if before is None else torch.cat([before[1], begins], dim=-1)
         place = real.cumsum(-1)
-        first = torch.where(begins, place, 0).cummax(-1).values
-        return visible & (at[:, None] - at >= self.window) & (place - first >= self.sinks)[..., None, :]
+        begun = torch.where(begins, place, 0).cummax(-1).values
+        far = at[first:, None] - at >= self.window
+        return visible & far & (place - begun >= self.sinks)[..., None, :], (real, begins)

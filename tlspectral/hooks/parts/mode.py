@@ -74,6 +74,7 @@ class Mode(QueryKeyPart):
     """
 
     name = "mode"
+    by_strip = True
     modes: Any
     all_but: bool = False
     of_heads: Mapping[int, _OfHead] | None = field(default=None, kw_only=True, repr=False)

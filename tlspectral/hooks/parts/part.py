@@ -102,6 +102,8 @@ class Part(Placed):
         acts_on: "scores" (before the softmax), "mask" (which keys are seen) or "z".
         rotary: True if only layers with rotary positions have this part.
         needs_tokens: True if the part is for certain prompts, so that a run must show its tokens.
+        by_strip: True if its method also takes some queries of a prompt and the keys up to the last of them, as it gets
+            them in a long prompt. Otherwise the model's own attention over the whole prompt runs.
 
     A part is given to `tls.ablate` or `tls.ablation_sweep`, which raise TypeError or ValueError if the name or the
     method is missing, or if the method returns another shape.
@@ -113,6 +115,7 @@ class Part(Placed):
     acts_on: ClassVar[Literal["scores", "mask", "z"]] = "scores"
     rotary: ClassVar[bool] = False
     needs_tokens: ClassVar[bool] = False
+    by_strip: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         shown = {field.name: getattr(self, field.name) for field in fields(self) if field.repr}

@@ -193,6 +193,7 @@ class Symmetric(SymmetryPart):
     """
 
     name = "symmetric"
+    by_strip = True
 
     def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
         return scores.symmetric(include_bias=self.include_bias)
@@ -227,6 +228,7 @@ class Antisymmetric(SymmetryPart):
     """
 
     name = "antisymmetric"
+    by_strip = True
 
     def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
         return scores.antisymmetric(include_bias=self.include_bias)
@@ -262,6 +264,7 @@ class RopePhase(QueryKeyPart):
     """
 
     name = "rope_phase"
+    by_strip = True
     rotary = True
     frequencies: Frequencies | None = None
     include_bias: bool = False
@@ -307,6 +310,7 @@ class Band(QueryKeyPart):
     """
 
     name = "rotary_band"
+    by_strip = True
     rotary = True
     frequencies: Frequencies
 

@@ -37,6 +37,7 @@ from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import TOKENS_OF_JOB, batch_on, filled
 from tlspectral.models.running.continued_runs import continued_run
+from tlspectral.models.running.long_prompts import refuse_long
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, counted, head_name
 from tlspectral.tables.head_columns import HEAD, PART
@@ -160,6 +161,9 @@ def ablation_sweep(
             raise ValueError("heads= names no heads: give some, or leave it out for all heads")
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
         sequences = task_sequences(view, chosen_task)
+        if removed.acts_on == "scores" or screen is not None:
+            advice = "evaluate the task inside tls.ablate(model, head, part), one head at a time, or "
+            refuse_long(sequences.tokens.shape[1], "a sweep over parts of scores, or with a screen, needs", advice)
         draws = _check(removed, control, draws, screen, at, of_sets=sets is not None)
         # A part with positions of its own is removed there, and the table has no column `position`.
         listed = listed_positions(at) if removed.at is None else [removed.at]

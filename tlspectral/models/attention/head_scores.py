@@ -77,6 +77,10 @@ class Rotation(Castable):
         """
         return replace(self, cos=self.cos[..., :1, :], sin=self.sin[..., :1, :])
 
+    def of_tokens(self, rows: slice) -> "Rotation":
+        """Return a new `Rotation` with cos and sin of some rows (tokens) only."""
+        return replace(self, cos=self.cos[..., rows, :], sin=self.sin[..., rows, :])
+
     def turned(
         self, x: Float[Tensor, "*batch heads rows d_head"], direction: Literal[1, -1], pairs: Any
     ) -> Float[Tensor, "*batch heads rows columns"]:
@@ -119,6 +123,14 @@ class ScoreSide(Castable):
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
         return replace(self.as_(lambda part: part[:1]), rotation=rotation)
+
+    def of_tokens(self, rows: slice) -> "ScoreSide":
+        """Return a new `ScoreSide` with the queries or keys of some rows (tokens) only; its tensors are views."""
+        scale = self.token_scale
+        if scale is not None:
+            scale = scale[..., rows, :] if scale.ndim == self.whole.ndim else scale[..., rows]
+        rotation = self.rotation and self.rotation.of_tokens(rows)
+        return ScoreSide(self.whole[..., rows, :], self.content[..., rows, :], scale, rotation)
 
     def copied(self) -> "ScoreSide":
         """Return a copy of these queries or keys that shares no tensor with them."""
@@ -285,12 +297,15 @@ class HeadScores:
         layer: settings of the layer: score scale, softcap, norms, rotation.
         heads: indices of the heads in the layer. If several jobs are stacked on the batch, head i of copy i.
         query, key: queries and keys.
+        exchanged: for some queries of a prompt (`of_queries`), the scores in the other direction: queries at the tokens
+            of `key`, keys at the tokens of `query`. None if queries and keys are at the same tokens.
     """
 
     layer: LayerSettings
     heads: list[int]
     query: ScoreSide
     key: ScoreSide
+    exchanged: "HeadScores | None" = None
 
     @classmethod
     def of_stream(
@@ -397,7 +412,13 @@ class HeadScores:
 
     def first(self) -> "HeadScores":
         """Return a new `HeadScores` with only the first sequence of the batch."""
-        return replace(self, query=self.query.first(), key=self.key.first())
+        return replace(self, query=self.query.first(), key=self.key.first(), exchanged=None)
+
+    def of_queries(self, rows: slice) -> "HeadScores":
+        """Return a new `HeadScores` with the queries at the tokens `rows` and all keys up to the last of them."""
+        keys = slice(rows.stop)
+        exchanged = HeadScores(self.layer, self.heads, self.query.of_tokens(keys), self.key.of_tokens(rows))
+        return replace(self, query=self.query.of_tokens(rows), key=self.key.of_tokens(keys), exchanged=exchanged)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -406,22 +427,25 @@ class HeadScores:
 
     def copied(self) -> "HeadScores":
         """Return a copy that shares no tensor with this object, for a user's part that may write into tensors."""
-        return HeadScores(self.layer, [*self.heads], self.query.copied(), self.key.copied())
+        exchanged = self.exchanged and self.exchanged.copied()
+        return HeadScores(self.layer, [*self.heads], self.query.copied(), self.key.copied(), exchanged)
 
     def in_float32(self) -> "HeadScores":
         """Return a new `HeadScores` with queries and keys in float32."""
-        return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
+        return replace(self, query=self.query.in_float32(), key=self.key.in_float32(), exchanged=None)
 
     def at_one_position(self) -> "HeadScores":
         """Return a new `HeadScores` with all tokens of a sequence at one position, so that every offset is 0.
 
-        Queries and keys must be the same rows. Rotations cancel; factors on cos and sin, gain and phase remain.
+        Rotations cancel; factors on cos and sin, gain and phase remain.
         """
         rotation = self.key.rotation
         if rotation is None:
             return self
         at_one = rotation.at_one_position()
-        return replace(self, query=replace(self.query, rotation=at_one), key=replace(self.key, rotation=at_one))
+        exchanged = self.exchanged and self.exchanged.at_one_position()
+        query, key = (replace(side, rotation=at_one) for side in (self.query, self.key))
+        return replace(self, query=query, key=key, exchanged=exchanged)
 
     def of_head(self, index: int) -> "HeadScores":
         """Return a new `HeadScores` with one head only. index: the head's place in `heads`."""
@@ -523,15 +547,16 @@ class HeadScores:
         content: C itself, which stays unchanged. include_bias: True if C includes the biases of queries and keys. The
         norms' factors per token are not exchanged: the query's factor stays at the query, the key's at the key.
         """
-        at_query, at_key = self.query.token_scale, self.key.token_scale
-        if at_query is None and at_key is None:
-            return content.mT
-        ratio = (1.0 if at_query is None else at_query) / (1.0 if at_key is None else at_key)
-        assert isinstance(ratio, Tensor)
-        if ratio.ndim < content.ndim:
-            return content.mT * ratio[..., :, None] / ratio[..., None, :]
-        queries, keys = self._parts(include_bias)
-        return self._even(queries / ratio, keys * ratio).mT
+        other = self if self.exchanged is None else self.exchanged
+        back = content if self.exchanged is None else other._even(*other._parts(include_bias))
+        if self.query.token_scale is None and self.key.token_scale is None:
+            return back.mT
+        at_rows = _ratio(self.query.token_scale, other.key.token_scale)
+        at_keys = at_rows if other is self else _ratio(other.query.token_scale, self.key.token_scale)
+        if at_rows.ndim < content.ndim:
+            return back.mT * at_rows[..., :, None] / at_keys[..., None, :]
+        queries, keys = other._parts(include_bias)
+        return other._even(queries / at_keys, keys * at_rows).mT
 
     def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
         """Return the products of `queries` and `keys` over all columns, rotated, not scaled: [*batch, heads, queries,
@@ -557,6 +582,13 @@ class HeadScores:
         assert self.key.rotation is not None
         mask = slice(None) if pairs is None else pairs
         return self.query.rotation.turned(queries, direction, mask) @ self.key.rotation.turned(keys, direction, mask).mT
+
+
+def _ratio(at_query: Tensor | None, at_key: Tensor | None) -> Tensor:
+    """Return the norm's factor per token of queries over that of keys; None is a factor of 1, and one is a tensor."""
+    ratio = (1.0 if at_query is None else at_query) / (1.0 if at_key is None else at_key)
+    assert isinstance(ratio, Tensor)
+    return ratio
 
 
 def key_weights(

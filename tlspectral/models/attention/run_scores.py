@@ -10,19 +10,20 @@ from tlspectral.models.reading.view import AttentionView
 
 
 def visible_keys(
-    view: AttentionView, index: int, n_positions: int, captured: dict[str, Tensor]
+    view: AttentionView, index: int, n_positions: int, captured: dict[str, Tensor], first: int = 0
 ) -> Bool[Tensor, "batch heads queries keys"]:
     """Return a bool mask [batch, heads, queries, keys]: True for the keys that the queries of a layer see.
 
     view: the model. index: the layer. n_positions: tokens of the prompt. captured: activations of the run, from hook
-    point name to tensor, with all or some of the layer's scores.
+    point name to tensor, with all or some of the layer's scores. first: the first query, where the hook point shows no
+    scores.
 
     The mask is read from the scores that the layer's hook point shows, if any. Otherwise the layer's own mask is
     assumed, without padding. Axes of batch and heads have length 1 if the mask is the same for all.
     """
     name = view.hook_names(index).get("scores")
     if name is None:
-        return view.reader.seen_keys(view.model, index, n_positions)[None, None]
+        return view.reader.seen_keys(view.model, index, n_positions, first)[None, None]
     return view.reader.unmasked(view.model, index, captured[name])
 
 

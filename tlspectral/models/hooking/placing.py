@@ -16,6 +16,7 @@ from tlspectral.models.hooking.exclusive import ADVICE, autocast_of, exclusive, 
 from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 from tlspectral.models.hooking.some_rows import OfRows
+from tlspectral.models.hooking.strips import OfStrips
 from tlspectral.tables.job import in_worker
 
 Hook = tuple[str, Callable[..., Any]]
@@ -198,8 +199,8 @@ def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of the user or library in `placed`, without its wrappers `OfQueries` and `OfRows`."""
-    while isinstance(placed, OfQueries | OfRows):
+    """Return the function of the user or library in `placed`, without its wrappers for queries, rows or strips."""
+    while isinstance(placed, OfQueries | OfRows | OfStrips):
         placed = placed.hook
     return placed
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.loading.packaged import FOLDED, hooked_transformer_class
 from tlspectral.models.reading.bridge import stated_context
-from tlspectral.models.running.partial_runs import methods_replaced
 
 _IN_MEMORY = "<in memory>"  # not a hub id: ids that contain "llama" or "gemma" get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of [tokens, tokens]

@@ -264,22 +264,24 @@ def rotary_tables(
     return tables
 
 
-def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
+def seen_keys(model: Any, layer: int, n_positions: int, first: int = 0) -> Tensor:
     """Return a bool tensor [query, key] for a prompt of `n_positions` tokens: True where the mask of layer `layer` lets
     the query see the key.
+
+    first: the first query; rows of earlier queries are left out.
     """
     if is_encoder(model):
-        return torch.ones(n_positions, n_positions, dtype=torch.bool)
+        return torch.ones(n_positions - first, n_positions, dtype=torch.bool)
     wrapped = blocks_of(model)[layer].module.attn.original_component
     stored = getattr(wrapped, "bias", None)
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
-        return stored[0, 0, :n_positions, :n_positions]
-    seen = torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+        return stored[0, 0, first:n_positions, :n_positions]
+    seen = torch.ones(n_positions - first, n_positions, dtype=torch.bool).tril(first)
     if _layer_type(wrapped) == "chunked_attention":  # Llama 4: keys of the query's own chunk
         chunk = torch.arange(n_positions) // int(wrapped.config.attention_chunk_size)
-        seen &= chunk[:, None] == chunk
+        seen &= chunk[first:, None] == chunk
     window = _window(wrapped)
-    return seen if window is None else seen.triu(1 - window)
+    return seen if window is None else seen.triu(1 - window + first)
 
 
 def _window(wrapped: Any) -> int | None:

@@ -112,12 +112,15 @@ def rotary_tables(
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
 
 
-def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
+def seen_keys(model: Any, layer: int, n_positions: int, first: int = 0) -> Tensor:
     """Return a bool tensor [query, key] for a prompt of `n_positions` tokens: True where the mask of layer `layer` lets
     the query see the key.
+
+    first: the first query; rows of earlier queries are left out.
     """
-    seen, attention = torch.ones(n_positions, n_positions, dtype=torch.bool).tril(), model.blocks[layer].attn
-    return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
+    seen = torch.ones(n_positions - first, n_positions, dtype=torch.bool).tril(first)
+    local = model.blocks[layer].attn.attn_type == "local"
+    return seen.triu(1 - model.cfg.window_size + first) if local else seen
 
 
 def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:

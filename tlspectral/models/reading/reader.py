@@ -63,9 +63,11 @@ class Reader(Protocol):
         """
         ...
 
-    def seen_keys(self, model: Any, layer: int, n_positions: int) -> Tensor:
+    def seen_keys(self, model: Any, layer: int, n_positions: int, first: int = 0) -> Tensor:
         """Return a bool tensor [query, key] for a prompt of `n_positions` tokens: True for the keys that each query of
         layer `layer` may see, by causality and the layer's window.
+
+        first: the first query; rows of earlier queries are left out.
         """
         ...
 

@@ -22,16 +22,17 @@ from torch import Tensor
 from tlspectral.models.hooking.deferred_checks import checked_at_end
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook, without_hooks
 from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.cache_name import cache_name_hooks
+from tlspectral.models.running.long_prompts import in_strips
 from tlspectral.models.running.partial_runs import (
     LAST,
     at,
     last_logits,
-    methods_replaced,
     module_hooks,
     unembedding_only,
 )
@@ -130,7 +131,7 @@ def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Ite
 
     hooks: pairs of hook point name and function.
     """
-    with _cached_pass(view, hooks), module_hooks(cache_name_hooks(view)):
+    with _cached_pass(view, hooks), module_hooks(cache_name_hooks(view)), in_strips(view):
         cache = view.reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)
 

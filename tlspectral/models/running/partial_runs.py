@@ -5,12 +5,11 @@ A skipped layer returns its input. Copies of the sequences join the batch at the
 stored residual stream of that layer.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -19,11 +18,13 @@ from torch import Tensor
 from tlspectral.models.hooking.deferred_checks import checked_at_end
 from tlspectral.models.hooking.exclusive import evaluating, model_name
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.reading.blocks import Block
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import in_batches
 from tlspectral.models.running.growing_batch import BlockArguments, GrowingBatch, growing_batch
+from tlspectral.models.running.long_prompts import in_strips
 
 Positions = slice | Int[Tensor, "sequences predicted"]
 """Positions whose logits are wanted: a slice for all prompts, or each prompt's own positions."""
@@ -244,7 +245,7 @@ def _logits(
     chosen: function that selects these positions from the unembedding's input [batch, pos, d_model]. The caller decides
     whether gradients are recorded.
     """
-    with checked_at_end(), evaluating(view.model), unembedding_only(view, chosen) as selected:
+    with checked_at_end(), evaluating(view.model), in_strips(view), unembedding_only(view, chosen) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
     return logits if selected else at(logits, predicted)
@@ -322,54 +323,6 @@ def _remove(handles: list[Any]) -> None:
     """Remove PyTorch hooks from their modules. handles: what the register methods returned."""
     for handle in handles:
         handle.remove()
-
-
-@dataclass(frozen=True, eq=False)
-class _Replacement:
-    """Methods that one context set on an object.
-
-    methods: from name to the new method.
-    before: from name to the object's own attribute before, or `_ABSENT`.
-    """
-
-    methods: Mapping[str, Callable[..., Any]]
-    before: dict[str, Any]
-
-
-_replacements: WeakKeyDictionary[Any, list[_Replacement]] = WeakKeyDictionary()
-_ABSENT = object()
-
-
-@uninterrupted
-def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of the object `owner` until the `with` block ends; then the old ones are back. Several such
-    blocks may end in any order.
-
-    methods: from name to the new method.
-    """
-    # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
-    own = owner.__dict__
-    replacement = _Replacement(methods, {name: own.get(name, _ABSENT) for name in methods})
-    with undoing(_put_back, owner, replacement):
-        _replacements.setdefault(owner, []).append(replacement)
-        own.update(methods)
-        yield
-
-
-def _put_back(owner: Any, replacement: _Replacement) -> None:
-    """Undo one replacement of methods on `owner`; later replacements of the same methods remain in force."""
-    own, standing = owner.__dict__, _replacements.get(owner, [])
-    if replacement not in standing:
-        return
-    later = standing[standing.index(replacement) + 1 :]
-    for name, method in replacement.methods.items():
-        above = next((replaced for replaced in later if name in replaced.methods), None)
-        before = replacement.before[name]
-        if above is not None:
-            above.before[name] = before
-        elif own.get(name) is method:
-            own.pop(name) if before is _ABSENT else own.update({name: before})
-    standing.remove(replacement)
 
 
 def last_logits(

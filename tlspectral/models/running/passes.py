@@ -17,8 +17,10 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.hooking.deferred_checks import checked_at_end
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import Hook, without_hooks
+from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading.blocks import refuse_repeated
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.long_prompts import in_strips
 
 _single_runs: WeakSet[Any] = WeakSet()
 """Models for which it is known that one pass runs each layer once."""
@@ -35,7 +37,7 @@ def whole_logits(view: AttentionView, tokens: Int[Tensor, "batch pos"]) -> Float
     Hooks on the model act. Raises ValueError if a prompt is longer than the positions that the model has.
     """
     _require_positions(view, tokens)
-    with checked_at_end(), evaluating(view.model):
+    with checked_at_end(), evaluating(view.model), in_strips(view):
         return view.model(tokens.to(view.device), return_type="logits")
 
 
@@ -51,12 +53,14 @@ def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iter
     require_single_runs(view)
     fired = []
 
-    def stop(activation: Tensor, hook: Any) -> None:
+    def stop(activation: Tensor, strip: Strip, hook: Any) -> None:
         fired.append(last)
-        raise _ForwardStopped
+        if strip.is_last:
+            raise _ForwardStopped
 
-    placed = view.hooks_on([*hooks, (last, stop)])
-    with checked_at_end(), torch.no_grad(), evaluating(view.model), placed, suppress(_ForwardStopped):
+    placed = view.hooks_on([*hooks, (last, OfStrips(stop))])
+    stopping = suppress(_ForwardStopped)
+    with checked_at_end(), torch.no_grad(), evaluating(view.model), placed, in_strips(view), stopping:
         view.model(tokens.to(view.device), return_type=None)
     if not fired:
         raise UnsupportedArchitecture(
