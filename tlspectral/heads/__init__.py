@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tlspectral.heads.detectors.top_pairs import top_pairs
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
+    from tlspectral.heads.likeness import head_likeness
     from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.operators.factored import qk_operators
     from tlspectral.heads.operators.penalty import qk_penalty
@@ -33,6 +34,7 @@ __all__ = [
     "detect_heads",
     "frequency_table",
     "head_directions",
+    "head_likeness",
     "k_composition",
     "kernel_prediction",
     "qk_operators",

@@ -18,7 +18,7 @@ from jaxtyping import Complex128, Float64
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.algebra.rotary import pairs_and_rest
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.composition import raw_layer
 from tlspectral.heads.operators.factored import centred_output
@@ -184,24 +184,12 @@ class _Factors:
             w_k=torch.cat([layer.w_k, layer.b_k[:, None]], dim=1),
         )
         factors = wide.operator_factors()
-        return cls(*zip(*(_pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
+        return cls(*zip(*(pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
 
     def rows(self, query: slice, key: slice) -> "_Factors":
         """Return new `_Factors` with only the rows `query` of W_Q and the rows `key` of W_K."""
         (pairs_q, pairs_k), (still_q, still_k) = self.pairs, self.still
         return _Factors((pairs_q[..., query], pairs_k[..., key]), (still_q[:, query], still_k[:, key]))
-
-
-def _pairs_and_rest(factor: Tensor, rotary: RotaryGeometry | None) -> tuple[Tensor, Tensor]:
-    """Return a factor in two tensors: complex rotary pairs [heads, pairs, rows], and the columns that do not rotate
-    [heads, rows, columns].
-
-    `factor` is W_Q or W_K [heads, rows, d_head]. Without `rotary`, the first tensor has no pairs.
-    """
-    if rotary is None:
-        return torch.complex(factor, factor).mT[:, :0], factor
-    pairs = torch.complex(factor[..., rotary.real_index], factor[..., rotary.imag_index]).mT
-    return pairs, factor[..., rotary.still_columns]
 
 
 _TOKENS, _BIAS = slice(None, -1), slice(-1, None)
