@@ -35,6 +35,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "compare_heads",
             "head_likeness",
+            "heads.side_by_side",
             "heads.analyze_models",
             "head_history",
             "history.suite_checkpoints",

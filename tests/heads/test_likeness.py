@@ -265,7 +265,7 @@ def test_a_head_without_weights_has_no_likeness():
 
     _, b = changed(silence)
     table = tls.head_likeness(b)
-    of_head = table[(table["a"] == "L1H0") | (table["b"] == "L1H0")]
+    of_head = table.loc[(table["a"] == "L1H0") | (table["b"] == "L1H0")]
     assert of_head["qk"].isna().all()
     assert of_head["ov"].notna().all()
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tlspectral.heads.detectors.heads import detect_heads
     from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
     from tlspectral.heads.detectors.top_pairs import top_pairs
+    from tlspectral.heads.detectors_beside import side_by_side
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.likeness import head_likeness
@@ -40,6 +41,7 @@ __all__ = [
     "qk_operators",
     "qk_penalty",
     "relative_position_kernel",
+    "side_by_side",
     "top_pairs",
     "verify_scores",
 ]

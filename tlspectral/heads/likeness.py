@@ -8,6 +8,7 @@ matrices (Weingarten calculus), no draws.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 
 TWINS = 0.5
 """Two heads are twins if the likeness of their query-key operators is above this level."""
+
+BEYOND_NULL = 10.0
+"""A likeness this many standard deviations above the mean of its null shows that both heads read one basis."""
+
+_LEAST_SHARE = 0.05  # of the heads, that need a counterpart beyond the null: single heads can be as far by chance
 
 ALL_PAIRS = 300
 """With more heads than this, a table has the nearest heads of each head instead of all pairs."""
@@ -361,6 +367,45 @@ class Likeness:
     ov_null_sd: Float64[np.ndarray, "heads_a heads_b"]
     shared_keys: Bool[np.ndarray, "heads_a heads_b"]
 
+    @property
+    def common_basis(self) -> bool:
+        """True if the heads of both models read one residual stream in one basis.
+
+        This asks that 5 % of the heads of a have a head in b whose qk or ov is ten standard deviations above its null.
+        Two trainings from different seeds have none.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            beyond = (self.qk - self.qk_mean > BEYOND_NULL * self.qk_null_sd) | (
+                self.ov - self.ov_mean > BEYOND_NULL * self.ov_null_sd
+            )
+        return bool(beyond.any(1).mean() >= _LEAST_SHARE)
+
+    def counterparts(self) -> tuple[pd.DataFrame, dict[str, str]]:
+        """Return the nearest head of model b for each head of model a, and the heads that moved to another index.
+
+        Nearness is the mean of qk and ov (ov alone where qk is NaN). The table has `layer, head, counterpart,
+        counterpart_likeness`. A head moved if its counterpart has another index, a likeness above .5, and this head as
+        its own nearest; the dict has its name in b by its name in a.
+        """
+        nearness = np.nan_to_num(np.where(np.isnan(self.qk), self.ov, (self.qk + self.ov) / 2), nan=-1.0)
+        heads_a, heads_b = self.a.heads, self.b.heads
+        place = {head: number for number, head in enumerate(heads_b)}
+        best, moved = nearness.argmax(1), {}
+        for number, head in enumerate(heads_a):
+            own, nearest = place.get(head), best[number]
+            if own is not None and nearness[number, own] > nearness[number, nearest] - _ROUNDING:
+                best[number] = own  # of equal heads its own
+            elif nearness[number, nearest] > TWINS and nearness[:, nearest].argmax() == number:
+                moved[head_name(*head)] = head_name(*heads_b[nearest])
+        layers, indices = zip(*heads_a, strict=True)
+        table = {
+            "layer": layers,
+            "head": indices,
+            "counterpart": [head_name(*heads_b[number]) for number in best],
+            "counterpart_likeness": nearness[np.arange(len(best)), best],
+        }
+        return pd.DataFrame(table), moved
+
     def checked(self, draws: int, seed: int) -> dict[str, float] | None:
         """Turn the stream of the second head of up to 64 random pairs `draws` times, and return how far `qk` then is
         from its mean, in exact standard deviations.
@@ -628,3 +673,61 @@ def _variances_of_shared(block: _Block, n: int) -> Iterator[np.ndarray]:
         ((block.w_v.mT @ block.w_v)[block.keys], block.w_o @ block.w_o.mT),
     ):
         yield ((weight.mT @ gram @ weight).flatten(1) @ gram.flatten(1).T / n).numpy()
+
+
+# --- a small record of operators, for models that are not in memory at the same time ---
+
+_PROBES = 256  # their products are likenesses up to an error of some .06
+_BEYOND_NOISE = 5.0  # standard errors
+
+
+def operator_sketch(source: Source) -> pd.DataFrame:
+    """Return a small record of the operators of each head, from which `same_basis` estimates likenesses.
+
+    A head has 256 numbers u M v, with the same random vectors u and v for all heads, summed over rotary pairs by
+    falling frequency with random phases, and 256 of W_V W_O. Both have mean square 1 for a random operator; a head
+    without weights has 0. The table has `layer, head, sketch` (the numbers in float32, as base64).
+    """
+    rows = []
+    with one_thread():
+        operators = _read(source)
+        generator = torch.Generator().manual_seed(0)
+        u, v = torch.randn(2, _PROBES, operators.d_model, generator=generator, dtype=torch.float64)
+        most = max(len(block.frequencies) for block in operators.blocks)
+        phases = 2 * torch.pi * torch.rand(_PROBES, most, generator=generator, dtype=torch.float64)
+        for block in operators.blocks:
+            left, right = block.rest
+            values = ((u @ left) * (v @ right.mT)).sum(2)
+            if pairs := len(block.frequencies):
+                turns = torch.polar(torch.full_like(phases, 2**0.5), phases)[:, :pairs]
+                products = (u.to(block.q.dtype) @ block.q.mT) * (v.to(block.k.dtype) @ block.k[block.keys].mT).conj()
+                values = values + (products * turns).real.sum(2)
+            w_v, w_o = block.output
+            sketches = values / block.norms[0][:, None], ((u @ w_v) * (v @ w_o.mT)).sum(2) / block.norms[1][:, None]
+            rows.extend(torch.cat(sketches, dim=1).nan_to_num().to(torch.float32).numpy())
+    table = pd.DataFrame(operators.heads, columns=["layer", "head"])
+    return table.assign(sketch=[b64encode(row.tobytes()).decode() for row in rows])
+
+
+def same_basis(a: pd.DataFrame, b: pd.DataFrame) -> tuple[bool, dict[str, str]]:
+    """Return whether two records of `operator_sketch` show one basis, and which heads of a moved to another index in b.
+
+    One basis: the mean likeness of heads of equal index is five standard errors above 0, or 5 % of the heads moved.
+    Moved: a head whose nearest head in b has another index, a likeness above .5, and this head as its own nearest.
+    """
+    of_a, of_b = (
+        np.stack([np.frombuffer(b64decode(row), dtype=np.float32) for row in table["sketch"]]).astype(float)
+        for table in (a, b)
+    )
+    likeness = of_a @ of_b.T / of_a.shape[1]
+    names_a, names_b = (list(map(head_name, table["layer"], table["head"])) for table in (a, b))
+    own = np.array(names_a)[:, None] == np.array(names_b)
+    noise = 1.4826 * np.median(np.abs(likeness[~own])) if not own.all() else 1.0
+    moved = {}
+    for number, nearest in enumerate(likeness.argmax(1)):
+        value = likeness[number, nearest]
+        beside = value - likeness[number, own[number]].max(initial=-1.0) > _BEYOND_NOISE * noise
+        if beside and value > TWINS and likeness[:, nearest].argmax() == number:
+            moved[names_a[number]] = names_b[nearest]
+    together = own.any() and likeness[own].mean() > _BEYOND_NOISE * noise / own.sum() ** 0.5
+    return bool(together or len(moved) >= _LEAST_SHARE * len(names_a)), moved
