@@ -313,9 +313,11 @@ def figures() -> dict[str, Figure]:
             axes.set_yscale("symlog", linthresh=0.01)
             axes.set_title(f"{model}, {task}", fontsize=10, color=INK, loc="left")
             dress(axes)
-    figure.supxlabel("likeness of the query-key operators", fontsize=10, color=INK)
     figure.supylabel("harm of both less the sum (nats, logits)", fontsize=10, color=INK)
-    notes = ["bars: one standard error over sequences", "the scale is linear between -.01 and .01"]
+    notes = [
+        "across: likeness of the query-key operators of two heads; bars: one standard error over sequences",
+        "the scale is linear between -.01 and .01",
+    ]
     legend_below(figure, [(artist, text) for text, artist in shown.items()], notes, columns=2)
     return {"twins.png": figure}
 
