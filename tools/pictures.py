@@ -27,6 +27,7 @@ BENCHMARKS = (
     "positional_256",
     "stable_edges",
     "steering",
+    "twins",
 )
 TRAINED = {
     "compare.png": "the command below the picture in docs/results/fingerprint.md, with -o docs/images/compare.png",

@@ -34,6 +34,8 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         "Compare heads of several models or training steps",
         (
             "compare_heads",
+            "head_likeness",
+            "heads.side_by_side",
             "heads.analyze_models",
             "head_history",
             "history.suite_checkpoints",

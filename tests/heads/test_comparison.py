@@ -167,13 +167,15 @@ def test_two_models_are_compared_by_their_operators_too(models):
     assert (table["qk_change"].iloc[1:] == 0).all()
     assert (table["ov_change"] == 0).all()
     assert table.attrs["weights"] == {"differ": [1], "equal": [0]}
-    assert table.attrs["outside"] == {}
+    assert table.attrs["outside"] == table.attrs["moved"] == {}
+    assert (table["counterpart"] == table["name"]).all()
     assert table.attrs["likeness"]["embedding"] == pytest.approx(1)
     # The other columns are those of the tables with the defaults.
     tables = [tls.analyze_heads(model) for model in models]
     with pytest.warns(UserWarning, match=UNSEEN):
         of_tables = compare_heads(*tables)
-    in_order = table.sort_values(["layer", "head"], ignore_index=True).drop(columns=["qk_change", "ov_change"])
+    of_models = ["qk_change", "ov_change", "counterpart", "counterpart_likeness"]
+    in_order = table.sort_values(["layer", "head"], ignore_index=True).drop(columns=of_models)
     pd.testing.assert_frame_equal(in_order, of_tables.sort_values(["layer", "head"], ignore_index=True))
     assert {"qk_change", "ov_change"}.isdisjoint(of_tables)
 

@@ -116,7 +116,7 @@ def test_a_change_of_phase_is_seen_that_leaves_m_as_it_was():
         expected = 2 * (imaginary / (imaginary + real)) ** 0.5
         assert table.loc[(1, head), "qk_change"] == pytest.approx(expected, rel=1e-12)
         assert expected > 0.5
-    assert (table.loc[0] == 0).all(axis=None)
+    assert (table.loc[0, ["qk_change", "ov_change"]] == 0).all(axis=None)
     assert (zoo.logits(a) - zoo.logits(b)).abs().max() > 0.01
 
 
@@ -278,11 +278,30 @@ def test_gain_and_phase_of_a_spectral_layer_are_in_the_operators_and_its_frequen
     assert changes(base, tuned).outside == {"rotary frequencies": [1]}
 
 
+def test_heads_that_stand_at_another_index_are_named():
+    def exchange(model):
+        queries, outputs = attention(model).q_proj.weight, attention(model).o_proj.weight
+        for one, other in ((0, 1), (2, 3)):  # heads of one group, which share keys
+            for weight, at in ((queries, lambda head: head_rows(head)), (outputs.T, lambda head: head_rows(head))):
+                kept = weight[at(one)].clone()
+                weight[at(one)] = weight[at(other)]
+                weight[at(other)] = kept
+
+    found = changes(*edited("llama", exchange))
+    assert found.moved == {"L1H0": "L1H1", "L1H1": "L1H0", "L1H2": "L1H3", "L1H3": "L1H2"}
+    table = named(found)
+    assert table.loc[(1, 0), "counterpart"] == "L1H1"
+    assert table["counterpart_likeness"].to_numpy() == pytest.approx(1, abs=1e-9)
+    assert (table.loc[1, "qk_change"] > 0.5).all()
+    same = zoo.shared("bridge", "llama")
+    assert changes(same, same).moved == {}
+
+
 # --- what is refused ---
 
 
 def test_two_trainings_share_no_basis():
-    with pytest.raises(ValueError, match=r"share no common basis: .*embedding -?0\.0\d, qk .*tables"):
+    with pytest.raises(ValueError, match=r"share no common basis: .*embedding -?0\.0\d, qk .*side_by_side"):
         changes(zoo.shared("bridge", "llama"), zoo.bridge("llama", seed=1))
     packaged = {name: tls.load_model(name) for name in ("tiny-rope", "tiny-rope-sym", "tiny-rope-imag")}
     with pytest.raises(ValueError, match=r"tiny-rope \(a\) and tiny-rope-sym \(b\) share no common basis"):

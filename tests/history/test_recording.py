@@ -32,6 +32,9 @@ from tlspectral.tasks import induction
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.repeated import repeated_sequences
 
+# Models of several seeds stand in for checkpoints.
+pytestmark = pytest.mark.filterwarnings("ignore:.* share no common basis")
+
 CONFIG = TransformerConfig(d_model=24, n_heads=3, d_head=8, d_vocab=20, n_ctx=40)
 STEPS = (0, 3, 10)
 PAIRS = [((0, 1), (1, 2)), ((0, 0), (1, 2)), ((0, 2), (1, 0))]
@@ -293,3 +296,28 @@ def test_a_run_goes_on_from_its_stored_steps_of_the_same_weights(run, tmp_path, 
     for other in (models[2][1], checkpoints[2][1]):
         with pytest.raises(IncompatibleCheckpoint, match="step 3 of another model"):
             head_history([checkpoints[0], (3, other)], **options)
+
+
+# One basis or none
+
+
+def test_checkpoints_without_a_common_basis_are_named():
+    with pytest.warns(UserWarning, match="'tiny-rope' and 'tiny-rope-sym' share no common basis") as said:
+        history = head_history(["tiny-rope", "tiny-rope-sym"], null_draws=2, detectors=False)
+    assert [warning.filename for warning in said] == [__file__]
+    assert history.heads.attrs["basis"] == [{"from": "tiny-rope", "to": "tiny-rope-sym", "shared": False, "moved": {}}]
+
+
+def test_heads_that_moved_between_checkpoints_are_named():
+    first, second = (load_model("tiny-rope") for _ in range(2))
+    attention = second.blocks[1].attn
+    with torch.no_grad():  # the head of rows 0 to 15 becomes that of rows 16 to 31, and the other way round
+        for name in "qkvo":
+            weight = getattr(attention, name).original_component.weight
+            weight = weight.T if name == "o" else weight
+            weight.copy_(torch.cat([weight[16:32], weight[:16], weight[32:]]))
+    with pytest.warns(UserWarning, match="2 heads stand at another index .*L1H0 of step 0 is L1H1 of step 1"):
+        history = head_history([(0, first), (1, second)], null_draws=2, detectors=False)
+    assert history.heads.attrs["basis"] == [
+        {"from": 0, "to": 1, "shared": True, "moved": {"L1H0": "L1H1", "L1H1": "L1H0"}}
+    ]

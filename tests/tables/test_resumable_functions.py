@@ -143,7 +143,7 @@ def loaded(folder, model=None, **options):
     return {"heads": tls.analyze_heads(model, folder=folder, **{"null_draws": 3, "n_sequences": 4} | options)}
 
 
-def history(folder, checkpoints=(("one", "tiny-rope-sym"), ("two", "tiny-rope")), **options):
+def history(folder, checkpoints=(("one", "tiny-rope-imag"), ("two", "tiny-rope")), **options):
     found = tls.head_history(list(checkpoints), folder=folder, **FEW_DRAWS | options)
     return {name: table for name, table in vars(found).items() if table is not None}
 
@@ -365,7 +365,7 @@ ROWS = {
             (other("counterfactual"), {"task": replace(margin(TWO), counterfactual=TWO[::-1])}),
             ("has 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
         ],
-        served=[(1, {"checkpoints": [("three", "tiny-rope"), ("one", "tiny-rope-sym")]})],
+        served=[(1, {"checkpoints": [("three", "tiny-rope"), ("one", "tiny-rope-imag")]})],
     ),
     "many models": Row(
         many,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Complex128, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from tlspectral.containers import are_columns, is_array, plain, values
@@ -242,6 +242,20 @@ def with_gain_and_phase(
         return queries
     gain, phase = (value[:, None].to(queries.dtype).to(queries.device) for value in (geometry.gain, geometry.phase))
     return rotate(queries, gain * phase.cos(), gain * phase.sin(), geometry)
+
+
+def pairs_and_rest(
+    factor: Float64[Tensor, "heads rows d_head"], rotary: RotaryGeometry | None
+) -> tuple[Complex128[Tensor, "heads pairs rows"], Float64[Tensor, "heads rows columns"]]:
+    """Return a factor in two tensors: complex rotary pairs [heads, pairs, rows], and the columns that do not rotate
+    [heads, rows, columns].
+
+    `factor` is W_Q or W_K [heads, rows, d_head]. Without `rotary`, the first tensor has no pairs.
+    """
+    if rotary is None:
+        return torch.complex(factor, factor).mT[:, :0], factor
+    pairs = torch.complex(factor[..., rotary.real_index], factor[..., rotary.imag_index]).mT
+    return pairs, factor[..., rotary.still_columns]
 
 
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:

@@ -263,6 +263,8 @@ def _weights(comparison: "pd.DataFrame", top: int) -> list[str]:
             lines.append("No layer is equal. If these are two trainings, heads with the same index are unrelated.")
         return lines
     lines += [f"outside of the operators, {name} differ in {layers_named(at)}" for name, at in attrs["outside"].items()]
+    moved = [f"{name} is {now}" for name, now in attrs.get("moved", {}).items()]
+    lines += [f"at another index in b: {', '.join(moved[:top])}{' ...' if len(moved) > top else ''}"] if moved else []
     largest = comparison.assign(largest=comparison[["qk_change", "ov_change"]].max(axis=1)).query("largest > 0")
     lines.append(f"operators: {len(largest)} of {len(comparison)} heads differ, relative to a")
     if len(largest):

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from tlspectral.heads.detectors.heads import detect_heads
     from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
     from tlspectral.heads.detectors.top_pairs import top_pairs
+    from tlspectral.heads.detectors_beside import side_by_side
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
+    from tlspectral.heads.likeness import head_likeness
     from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.operators.factored import qk_operators
     from tlspectral.heads.operators.penalty import qk_penalty
@@ -33,11 +35,13 @@ __all__ = [
     "detect_heads",
     "frequency_table",
     "head_directions",
+    "head_likeness",
     "k_composition",
     "kernel_prediction",
     "qk_operators",
     "qk_penalty",
     "relative_position_kernel",
+    "side_by_side",
     "top_pairs",
     "verify_scores",
 ]

@@ -96,6 +96,9 @@ COMPARE_HEADS = Schema(
                            |       | without rotary positions ||dM|| / ||M||. Biases are in none. Of two models.
             ov_change?     | ratio | ||d(W_V W_O)|| / ||W_V W_O||, Frobenius norms, less means under LayerNorm. Of two
                            |       | models. Both are infinite where only that of model a is 0, NaN where both are.
+            counterpart?   | label | Head of model b that is most alike by operators, wherever it stands. Of two models.
+            counterpart_likeness? | ratio | Mean of qk and ov (`head_likeness`) with that head; ov alone where qk is
+                           |       | NaN. Of two models.
         """),
         *(column for name in COMPARED_COLUMNS for column in _compared(name)),
     ),
@@ -128,15 +131,16 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
           if no change exceeds its noise and 0.02. `spectrum_of` and `spectrum_change`: the same for `dir_frac`,
           `D_head`, `henrici` (shares). `behaviour_rank` and `spectrum_rank` rank heads by these changes.
         * `qk_change`, `ov_change`, for models only: the norm of the change of the query-key operator, and of W_V W_O,
-          over the norm in model a.
+          over the norm in model a. `counterpart`, `counterpart_likeness`, too: the head of b that is most alike.
         * for each compared column of the head table: `<column>_a`, `<column>_b`, `<column>_diff` and, with known noise,
           `<column>_band` (2 standard deviations) and `<column>_outside` (True beyond it).
 
-        `attrs["weights"]`: layers whose weights differ.
+        `attrs["weights"]`: layers whose weights differ. `attrs["moved"]`: heads of a that stand at another index in b,
+        with a warning.
 
     Raises:
-        ValueError: models without a common basis (two trainings from scratch), different architectures or settings, no
-            common head, or tables without the needed columns or attrs.
+        ValueError: models without a common basis (two trainings from scratch; see `heads.side_by_side`), different
+            architectures or settings, no common head, or tables without the needed columns or attrs.
         TypeError: a table and a model, or the name of a table's file.
 
     Not established: that the function of a head changed. By noise alone, one head in twenty lies outside its band.
@@ -224,7 +228,8 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
     if operators is None:
         _warn_of_unseen(table, weights)
     else:
-        attrs |= {"likeness": operators.likeness, "outside": operators.outside}
+        attrs |= {"likeness": operators.likeness, "outside": operators.outside, "moved": operators.moved}
+        _warn_of_moved(operators.moved)
     return COMPARE_HEADS.frame(table, attrs)
 
 
@@ -241,6 +246,19 @@ def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
             f"{'it' if len(unseen) == 1 else 'them'} changed by {CHANGE_FLOOR:g} or more beyond its band. Spectra, and "
             "attention on random tokens, hardly see new directions: compare_heads of the two models in place of their "
             "tables adds qk_change and ov_change, which see every change of the operators"
+        )
+
+
+def _warn_of_moved(moved: dict[str, str]) -> None:
+    """Warn (UserWarning) of heads that stand at another index in model b.
+
+    `moved` has their names in b by their names in a.
+    """
+    if moved:
+        some = ", ".join(f"{name} is {now}" for name, now in [*moved.items()][:4])
+        warn_caller(
+            f"{len(moved)} heads of a stand at another index in b ({some}{', ...' if len(moved) > 4 else ''}): their "
+            "rows compare different heads. Column counterpart names the right ones"
         )
 
 

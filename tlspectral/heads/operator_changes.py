@@ -18,9 +18,10 @@ from jaxtyping import Complex128, Float64
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.algebra.rotary import pairs_and_rest
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.composition import raw_layer
+from tlspectral.heads.likeness import likeness_of
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.reading.layer import AttentionLayer, RawAttention, fold_attention, key_value_groups
 from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     Source = AttentionView | WeightFiles
 
 LEAST_LIKENESS = 0.2
-"""Two models whose embeddings and operators all have cosines below this value are refused: they share no basis."""
+"""Two models whose embeddings have a cosine of this value or more share a basis, whatever their heads."""
 
 _ROUNDING = 1e-6  # relative; other programs fold norms and compute frequencies in float32
 
@@ -41,17 +42,20 @@ class OperatorChanges:
     """The differences between the operators of models a and b, from `operator_changes`.
 
     Attributes:
-        table: `layer, head, qk_change, ov_change`, a row for each head that both models have. `qk_change` is the norm
+        table: `layer, head, qk_change, ov_change, counterpart, counterpart_likeness`, a row for each head that both
+            models have (the last two: `Likeness.counterparts`). `qk_change` is the norm
             of the difference of the query-key operators over the norm in model a; `ov_change` is the same ratio for W_V
             W_O.
         likeness: cosines between a and b: "embedding" (without its mean over tokens; missing where it cannot be
             compared), "qk" and "ov" (means over heads).
         outside: differences that no operator contains, such as "rotary frequencies", and the layers that have them.
+        moved: heads of a that stand at another index in b: their names in b by their names in a.
     """
 
     table: pd.DataFrame
     likeness: dict[str, float]
     outside: dict[str, list[int]]
+    moved: dict[str, str]
 
 
 def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
@@ -61,8 +65,8 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
     `a` and `b` are an `AttentionView` of a loaded model or `WeightFiles`. The result has `.table` (`layer, head,
     qk_change, ov_change`), `.likeness` (cosines between the models) and `.outside` (differences that no operator
     contains). Raises ValueError if the models have no layer in common, layers of different sizes, or no common basis
-    (all cosines of embeddings and operators below 0.2); UnsupportedArchitecture or BadWeights if a layer cannot be
-    read.
+    (`Likeness.common_basis`, and a cosine of the embeddings below 0.2); UnsupportedArchitecture or BadWeights if a
+    layer cannot be read.
     """
     names = f"{a.source['model']} (a) and {b.source['model']} (b)"
     layers = sorted({*a.layers} & {*b.layers})
@@ -85,14 +89,16 @@ def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
     table = pd.concat(rows, ignore_index=True)
     likeness = _embedding_likeness(a, b)
     likeness |= {name: float(table.pop(f"{name}_cosine").dropna().mean()) for name in ("qk", "ov")}
-    if not max(likeness.values()) >= LEAST_LIKENESS:
+    pairs = likeness_of(a, b)
+    if not (likeness.get("embedding", 0.0) >= LEAST_LIKENESS or pairs.common_basis):
         cosines = ", ".join(f"{name} {value:.2f}" for name, value in likeness.items())
         raise ValueError(
-            f"{names} share no common basis: the cosines of their weights are near 0 ({cosines}), as in two trainings "
-            "from scratch, so their heads cannot be compared one by one. Give a model and a changed copy of it, or "
-            "give two tables, compare_heads(analyze_heads(a), analyze_heads(b)), to compare spectra only"
+            f"{names} share no common basis: no head of a is like any head of b (cosines at equal index: {cosines}), "
+            "as in two trainings from scratch, so heads of one index have nothing to do with each other. Give a model "
+            "and a changed copy of it. heads.side_by_side(a, b) sets the detectors of both beside each other"
         )
-    return OperatorChanges(table, likeness, outside)
+    counterparts, moved = pairs.counterparts()
+    return OperatorChanges(table.merge(counterparts, on=["layer", "head"]), likeness, outside, moved)
 
 
 def _layer_changes(
@@ -154,7 +160,7 @@ def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) 
         ]
         raise ValueError(
             f"{names} differ in architecture: layer {index} has {sizes[0]} in a, {sizes[1]} in b; give a model and a "
-            "changed copy of it"
+            "changed copy of it. tls.head_likeness(a, b, nearest=1) finds heads of a pruned model again"
         )
 
 
@@ -184,24 +190,12 @@ class _Factors:
             w_k=torch.cat([layer.w_k, layer.b_k[:, None]], dim=1),
         )
         factors = wide.operator_factors()
-        return cls(*zip(*(_pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
+        return cls(*zip(*(pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
 
     def rows(self, query: slice, key: slice) -> "_Factors":
         """Return new `_Factors` with only the rows `query` of W_Q and the rows `key` of W_K."""
         (pairs_q, pairs_k), (still_q, still_k) = self.pairs, self.still
         return _Factors((pairs_q[..., query], pairs_k[..., key]), (still_q[:, query], still_k[:, key]))
-
-
-def _pairs_and_rest(factor: Tensor, rotary: RotaryGeometry | None) -> tuple[Tensor, Tensor]:
-    """Return a factor in two tensors: complex rotary pairs [heads, pairs, rows], and the columns that do not rotate
-    [heads, rows, columns].
-
-    `factor` is W_Q or W_K [heads, rows, d_head]. Without `rotary`, the first tensor has no pairs.
-    """
-    if rotary is None:
-        return torch.complex(factor, factor).mT[:, :0], factor
-    pairs = torch.complex(factor[..., rotary.real_index], factor[..., rotary.imag_index]).mT
-    return pairs, factor[..., rotary.still_columns]
 
 
 _TOKENS, _BIAS = slice(None, -1), slice(-1, None)

@@ -14,6 +14,7 @@ import torch
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
 from tlspectral.heads.composition import COMPOSITION, k_composition
+from tlspectral.heads.likeness import operator_sketch
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import measured
@@ -124,20 +125,23 @@ def measure_step(
 ) -> pd.DataFrame:
     """Measure one checkpoint and return all its tables, joined into one.
 
-    `opened` is the view of a loaded model, or the `Source` of a model that is read from files. The tables are `heads`
-    and `composition`; with `blocks` also `positional` and, on a rotary model, `frequencies`. `unbundled` takes them
-    apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is measured; `task` is scored; `blocks` are
-    swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are those of the head table, `numbers`
+    `opened` is the view of a loaded model, or the `Source` of a model that is read from files. The tables are `heads`,
+    `composition` and `sketch` (`operator_sketch`); with `blocks` also `positional` and, on a rotary model,
+    `frequencies`. `unbundled` takes them apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is
+    measured; `task` is scored; `blocks` are swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are
+    those of the head table, `numbers`
     (in-context score, losses and task value, for the summary) and `shape` (sizes of the model). Raises BadHead for a
     pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     with open_layers(model) as layers:
         shape = _shape(layers)
+        sketch = operator_sketch(layers)
     score = None if task is None else evaluate(model, task)
     tables = {
         "composition": _composition(model, pairs)
     }  # first: a wrong head is then refused before the null is computed
+    tables["sketch"] = sketch
     heads = analyze_heads(model, null_blocks="fresh", **options)
     tables["heads"] = heads.assign(**{f"{name}_pct": heads[name].rank(pct=True) for name in PERCENTILES})
     if blocks is not None:

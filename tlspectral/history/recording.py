@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
+from itertools import pairwise, starmap
 from typing import Any, Literal
 
 import pandas as pd
 
 from tlspectral.containers import are_columns
-from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, shown
+from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, shown, warn_caller
 from tlspectral.errors.settings import checked_settings, pairs_in
 from tlspectral.heads.detectors.heads import require_max_se
+from tlspectral.heads.likeness import same_basis
 from tlspectral.history.checkpoint_tables import (
     HEAD_HISTORY,
     HeadHistory,
@@ -62,10 +63,10 @@ def head_history(
     Use it to see when heads and their spectra form ("Fingerprint, Not Blueprint", section 9).
 
     >>> import tlspectral as tls
-    >>> models = ["tiny-rope-sym", "tiny-rope"]
+    >>> models = ["tiny-rope", "tiny-rope-imag"]
     >>> history = tls.head_history(models, null_draws=2, detectors=False)
     >>> history.steps
-    ['tiny-rope-sym', 'tiny-rope']
+    ['tiny-rope', 'tiny-rope-imag']
 
     Args:
         checkpoints: a hub model of the Pythia suite; a folder with sub-folders `step{N}` or `checkpoint-{N}`; a list
@@ -86,7 +87,7 @@ def head_history(
         A `HeadHistory` of DataFrames with a column `step`: `.heads` (the head tables), `.summary` (a row per step:
         medians over heads, in-context score in nats per token, task value), `.composition` (a row per pair and step),
         `.positional` and `.frequencies` (None without `blocks`). `.steps`: the labels; `.track("L0H3")`: one head's
-        rows.
+        rows. `heads.attrs["basis"]`, and a warning: neighbours without a common basis, and heads that moved.
 
     Raises:
         TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that do not rise,
@@ -293,8 +294,36 @@ def _joined(steps: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
         | population_medians(tables[label]["heads"], seed=seed)
         for label, table in steps.items()
     ]
+    common["basis"] = _bases({label: of_step.get("sketch") for label, of_step in tables.items()})
     frames = {"summary": pd.DataFrame(rows, columns=[column.name for column in HEAD_HISTORY["summary"].columns])}
     for name in HEAD_HISTORY:
         if all(name in of_step for of_step in tables.values()):
             frames[name] = stacked(of_step[name].assign(step=label) for label, of_step in tables.items())
     return HeadHistory(**{name: HEAD_HISTORY[name].frame(frame, common) for name, frame in frames.items()})
+
+
+def _bases(sketches: dict[Label, pd.DataFrame | None]) -> list[dict[str, Any]]:
+    """Compare the operators of each checkpoint with the next: return a dict for each (`from`, `to`, `shared`, `moved`).
+
+    `sketches` has the table of `operator_sketch` by label, None for a step that an earlier version stored. `shared`
+    tells whether both have one basis, None if unknown; `moved` has the names of heads that stand at another index.
+    Warns (UserWarning) of checkpoints without a common basis, and of heads that moved.
+    """
+    bases, apart, moved_at = [], [], []
+    for (label, sketch), (after, next_sketch) in pairwise(sketches.items()):
+        shared, moved = (None, {}) if sketch is None or next_sketch is None else same_basis(sketch, next_sketch)
+        bases.append({"from": label, "to": after, "shared": shared, "moved": moved})
+        apart += [f"{called(label)} and {called(after)}"] if shared is False else []
+        moved_at += [f"{name} of {called(label)} is {now} of {called(after)}" for name, now in moved.items()]
+    if apart:
+        warn_caller(
+            f"{apart[0]}{f' (and {len(apart) - 1} more)' if len(apart) > 1 else ''} share no common basis: no head is "
+            "like the head of its index, as in two trainings from different seeds. A head followed over these "
+            "checkpoints is not one head; heads.side_by_side sets their detectors beside each other"
+        )
+    if moved_at:
+        warn_caller(
+            f"{len(moved_at)} heads stand at another index in the next checkpoint ({'; '.join(moved_at[:3])}): "
+            "follow them by hand; all are in heads.attrs['basis']"
+        )
+    return bases

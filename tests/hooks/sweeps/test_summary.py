@@ -61,6 +61,22 @@ def test_a_sum_has_the_interval_of_its_sequences():
     assert found["high"] - found["value"] > 3 * 1.96 * np.sqrt((sweep["delta_se"] ** 2).sum())
 
 
+def test_twins_of_heads_with_a_small_effect_are_named():
+    sweep, heads, _ = made()
+    sweep["delta"] = 0.1
+    sweep.loc[[3, 7], "delta"] = [0.001, -0.005]  # L0H3, L1H2
+    pairs = pd.DataFrame(
+        [("L1H4", "L0H3", 0.8), ("L1H2", "L1H3", 0.6), ("L0H3", "L2H0", 0.4), ("L2H1", "L2H2", 0.9)],
+        columns=["a", "b", "qk"],
+    )
+    summary = summarize_sweep(sweep, heads, likeness=pairs)
+    found = summary[summary["statement"] == "twin"]
+    assert found[["value", "note", "n"]].values.tolist() == [[0.8, "L0H3, twin L1H4", 2], [0.6, "L1H2, twin L1H3", 2]]
+    assert not (summarize_sweep(sweep, heads)["statement"] == "twin").any()
+    with pytest.raises(ValueError, match="likeness"):
+        summarize_sweep(sweep, heads, likeness=heads)
+
+
 def test_a_cut_table_gets_the_widest_interval():
     sweep, heads, _ = made()
     cut = sweep[sweep["layer"] > 1]

@@ -14,13 +14,14 @@ from jaxtyping import Float64
 from tlspectral.errors import earlier_calls
 from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors import DETECTORS
+from tlspectral.heads.likeness import TWINS
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables.head_columns import PART
 from tlspectral.tables.meanings import MEANINGS, followed, warn_of_older
 from tlspectral.tables.same_model import require_same_model
-from tlspectral.tables.schema import Schema, columns, require_table
+from tlspectral.tables.schema import Schema, columns, require, require_table
 
 _SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
 _CORRELATED = ("dir_frac", "D_head", "rope_imag_frac", "prev")
@@ -34,9 +35,10 @@ SUMMARIZE_SWEEP = Schema(
         *columns("""
             size_control | label        | none, score_rms (effect divided by the RMS removed) or random (effect minus
                          |              | the effect of a random part).
-            statement    | label        | sum, share_small, detector_rank, effect_rank or rank_correlation.
-            column       | label        | Column of the head table in a rank or correlation; else missing.
-            value        | by statement | Metric (per logit under score_rms), share, rank from 1 or correlation.
+            statement    | label        | sum, share_small, detector_rank, effect_rank, rank_correlation or twin.
+            column       | label        | Column of the head table in a rank or correlation, qk for twins; else missing.
+            value        | by statement | Metric (per logit under score_rms), share, rank from 1, correlation or
+                         |              | likeness.
             low          | as value     | Lower end of a 95 % interval: for sum over sequences; for share_small with
                          |              | all effects moved by 1.96 standard errors; for correlations over layers
                          |              | (three or more). NaN for ranks.
@@ -45,8 +47,10 @@ SUMMARIZE_SWEEP = Schema(
                          |              | Student's t over layers; else NaN.
             pvalue_floor | probability  | Smallest possible pvalue of a rank, 1 / n; else NaN.
             qvalue       | probability  | pvalue of correlations, corrected for their number (Benjamini-Hochberg).
-            n            | count        | Number of heads; for ranks, of ranked heads.
-            note         | text         | For sum, the data of its interval; for ranks, the head; else missing.
+            n            | count        | Number of heads; for ranks, of ranked heads; for twins, of heads with a small
+                         |              | effect.
+            note         | text         | For sum, the data of its interval; for ranks, the head; for twins, the head
+                         |              | with a small effect and its twin; else missing.
         """),
     ),
     "`tls.hooks.summarize_sweep`",
@@ -60,6 +64,7 @@ def summarize_sweep(
     table: pd.DataFrame,
     *,
     small: float | None = None,
+    likeness: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """Summarise sweeps: sums of effects, ranks of heads, and correlations with columns of the head table.
 
@@ -80,6 +85,7 @@ def summarize_sweep(
       `ind` (1 is the largest) among all heads. `note` names the head.
     * `effect_rank`: take the head with the largest `prev`, `dup` or `ind`; its rank by harm among measured heads.
     * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac` or `prev` (20 heads).
+    * `twin`, with `likeness`: a head with a small effect and a twin (likeness above .5), which may stand in for it.
 
     `size_control` says how effects are scaled: `none`; `score_rms`, divided by the RMS removed, to compare parts of
     different size; `random`, minus the effect of a random part (needs `control="random"`).
@@ -89,19 +95,21 @@ def summarize_sweep(
         table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
         small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
             "language"; other tasks need it.
+        likeness: table of `tls.head_likeness(model)`, for the statement `twin`.
 
     Returns:
         DataFrame, a row per statement. Columns: `part, size_control, statement, column, value, low, high, pvalue,
         pvalue_floor, qvalue, n, note`. `low, high`: 95 % interval. `pvalue` of a rank is rank / n (head chosen at
         random), of a correlation by Student's t over layers; `qvalue` corrects it for the number of correlations.
 
-    Raises ValueError if the sweep has no effect, `table` lacks a head or is of another model, a head is twice in a
-    part, `small` is missing, or the task does not say whether a higher value is better.
+    Raises ValueError for a table that does not fit the sweep, and if `small` or the task's direction is missing.
 
-    Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
-    alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
+    Not established: that a column predicts which head matters, or that twins replace each other. With neighbouring
+    layers alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
     require_table(table, "give the result of tls.analyze_heads")
+    if likeness is not None:
+        require(likeness, ("a", "b", "qk"), "head_likeness", name="likeness")
     tables: list[Any] = list(sweep) if isinstance(sweep, list | tuple) else [sweep]
     rows: list[dict[str, Any]] = []
     for one_part in tables:
@@ -112,12 +120,30 @@ def summarize_sweep(
         for part in parts:
             measured = one_part.loc[(one_part["part"] == part) & one_part["delta"].notna()].reset_index(drop=True)
             rows += _part_rows(part, measured, table, one_part.attrs if len(parts) == 1 else {}, what_is_small, harm)
+            if likeness is not None:
+                rows += _twin_rows(part, measured, likeness, what_is_small)
     if not rows:
         raise ValueError("the sweep has no measured effect (column delta): give a table of tls.ablation_sweep")
     summary = pd.DataFrame(rows, columns=[column.name for column in SUMMARIZE_SWEEP.columns])
     pvalues = summary["pvalue"].where(summary["statement"] == "rank_correlation")
     summary["qvalue"] = benjamini_hochberg(pvalues.to_numpy(float)).q
     return SUMMARIZE_SWEEP.frame(summary, {MEANINGS: min(followed(one_part.attrs) for one_part in tables)})
+
+
+def _twin_rows(part: str, measured: pd.DataFrame, likeness: pd.DataFrame, small: float) -> Iterator[dict[str, Any]]:
+    """Yield a row of `twin`, as a dict, for each head with an effect below `small` and each of its twins.
+
+    `part` is the name of the part, `measured` has its heads with an effect, `likeness` the pairs of `head_likeness`.
+    """
+    names = list(map(head_name, measured["layer"], measured["head"]))
+    few = {name for name, effect in zip(names, measured["delta"], strict=True) if abs(effect) < small}
+    twins = likeness.loc[likeness["qk"] > TWINS, ["a", "b", "qk"]].drop_duplicates()
+    pairs = {(a, b): qk for a, b, qk in twins.itertuples(index=False)}
+    pairs |= {(b, a): qk for (a, b), qk in pairs.items()}
+    row = {"part": part, "size_control": "none", "statement": "twin", "column": "qk", "n": len(few)}
+    for name in (name for name in names if name in few):
+        for (_, twin), qk in ((pair, qk) for pair, qk in pairs.items() if pair[0] == name):
+            yield row | {"value": qk, "note": f"{name}, twin {twin}"}
 
 
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:

@@ -75,9 +75,9 @@ class WeightFiles:
         files = tls.load_model("EleutherAI/pythia-70m", weights="files")
         table = tls.analyze_heads(files, detectors=False)
 
-    Only `analyze_heads` and `k_composition` take it. It holds names of tensors, no weights, so it can be sent to a
-    worker process. The kind of a layer (window, rotary or not, local or global) is taken from the config's per-layer
-    lists. Queries, keys and norms are exact. A scale that depends on the layer's index
+    Only `analyze_heads`, `k_composition` and `head_likeness` take it. It holds names of tensors, no weights, so it can
+    be sent to a worker process. The kind of a layer (window, rotary or not, local or global) is taken from the config's
+    per-layer lists. Queries, keys and norms are exact. A scale that depends on the layer's index
     (`scale_attn_by_inverse_layer_idx`) is not, but no column of the head table depends on it.
 
     Args:

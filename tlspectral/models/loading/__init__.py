@@ -56,7 +56,7 @@ def load_model(
         A raw TransformerBridge, or for `"hooked"` a HookedTransformer with folded norms: in evaluation mode, with eager
         attention, so hooks see scores and patterns. Its `tlspectral_source` is a dict with the origin of the weights. A
         model of TransformerLens comes back itself, unchanged.
-        For `weights="files"` a `WeightFiles`, which cannot run and which only `analyze_heads` and `k_composition` take.
+        For `weights="files"` a `WeightFiles`, for `analyze_heads`, `k_composition` and `head_likeness`; it cannot run.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: the name, file, object, device or another argument cannot be used.
