@@ -11,7 +11,7 @@ carries a sign; its pair has a neutral token there. A head reads the sign and wr
 * A `redundant` pair is two heads of which either suffices: an MLP caps the sum of what both write.
 * All other heads write small random parts, which differ from token to token (standard deviation .02 of the answer).
 
-`planted`: ten models of each kind, n is the size of the smallest set, with default settings on 8 pairs; 12 held pairs
+`planted`: six models of each kind, n is the size of the smallest set, with default settings on 8 pairs; 12 held pairs
 have other signs, answers and words. A set is found if it has all additive heads, the chain and one redundant head.
 
 `level`: 40 models in which all 32 heads write 1/32 of the answer on average, with a standard deviation of .06 over
@@ -35,7 +35,7 @@ import tlspectral as tls
 FOLDER = Path("docs/results/sufficient")
 LAYERS, HEADS, WIDTH, LENGTH, AT = 4, 8, 64, 8, 3
 PAIRS, HELD = 8, 12
-SEEDS, LEVEL_SEEDS = 10, 40
+SEEDS, LEVEL_SEEDS = 6, 40
 NOISE, LEVEL_NOISE = 0.02, 0.06
 
 CONSTANT, SIGN, ANSWER, BETWEEN, CAPPED = range(5)

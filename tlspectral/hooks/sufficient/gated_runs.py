@@ -22,7 +22,7 @@ from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_
 from tlspectral.models.running.continued_runs import ContinuedRun, continued_run, rows_at_once
 from tlspectral.models.running.partial_runs import IntactRun, intact_run, require_gradients
 from tlspectral.models.running.passes import capture_until
-from tlspectral.models.stream.writes import HeadWrites, head_writes, z_of
+from tlspectral.models.stream.writes import HeadWrites, head_writes, require_stream, z_of
 from tlspectral.tasks.task_sequences import MetricValues, Replays, TaskSequences, replayed_values
 
 Replace = Literal["counterfactual", "mean", "zero"]
@@ -290,6 +290,7 @@ def gated_runs(view: AttentionView, sequences: TaskSequences) -> GatedRuns:
     Raises EditNotHonored or UnsupportedArchitecture if gates do not act in this model, ValueError if PyTorch records no
     gradients.
     """
+    require_stream(view)
     require_gradients(view, "sufficient_heads")
     writes = {layer: head_writes(view, layer, widened) for layer in view.layers}
     behind = [layer for layer, of_layer in writes.items() if of_layer.norm.kind != "none"]
