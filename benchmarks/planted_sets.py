@@ -1,6 +1,6 @@
 """How often `sufficient_heads` finds a set of heads that is known, and its level where no set carries the task.
 
-    python benchmarks/planted_sets.py            # docs/results/sufficient/planted.csv and level.csv, 3 CPU minutes
+    python benchmarks/planted_sets.py            # docs/results/sufficient, a file for each kind and level.csv
     python benchmarks/planted_sets.py page       # the rows of docs/results/head_sets.md, from these files
 
 Models of four layers of eight heads, written by hand. Every head attends to all tokens alike. One token of a prompt
@@ -200,22 +200,23 @@ def rows_of_kind(kind: Planted) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def level() -> pd.DataFrame:
-    """Return a row for each model in which no set carries the task."""
-    rows = []
-    for seed in range(LEVEL_SEEDS):
+def level(file: Path) -> None:
+    """Write a row for each model in which no set carries the task; models that the file has are left out."""
+    rows = pd.read_csv(file).to_dict("records") if file.exists() else []
+    for seed in range(len(rows), LEVEL_SEEDS):
         table = tls.sufficient_heads(planted_model(None, seed).model, *tasks_of(seed), seed=seed)
         sets = pd.DataFrame(table.attrs["sets"]).set_index("set")
         rows.append({
             "seed": seed, "kept": table.attrs["kept"], "kept_training": table.attrs["kept_training"],
             "verdict": table.attrs["verdict"], "p": sets.loc["random", "p"],
         })  # fmt: skip
-    return pd.DataFrame(rows)
+        pd.DataFrame(rows).round(4).to_csv(file, index=False)
 
 
 def print_page(folder: Path) -> None:
     """Print the rows of the page."""
-    planted, null = (pd.read_csv(folder / f"{name}.csv") for name in ("planted", "level"))
+    planted = pd.concat([pd.read_csv(folder / f"planted-{number}.csv") for number in range(len(KINDS))])
+    null = pd.read_csv(folder / "level.csv")
     rows = []
     for (kind, n), models in planted.groupby(["kind", "n"], sort=False):
         rows.append({
@@ -242,12 +243,14 @@ def main(
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     if step in ("all", "planted"):
-        pd.DataFrame(row for kind in KINDS for row in rows_of_kind(kind)).round(4).to_csv(
-            folder / "planted.csv", index=False
-        )
+        for kind in KINDS:
+            file = folder / f"planted-{KINDS.index(kind)}.csv"
+            if not file.exists():
+                pd.DataFrame(rows_of_kind(kind)).round(4).to_csv(file, index=False)
     if step in ("all", "level"):
-        level().round(4).to_csv(folder / "level.csv", index=False)
-    print_page(folder)
+        level(folder / "level.csv")
+    if step in ("all", "page"):
+        print_page(folder)
 
 
 if __name__ == "__main__":

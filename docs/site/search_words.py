@@ -12,7 +12,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "parts.md": ("mean ablation", "zero ablation", "resample ablation", "knockout"),
     "grouped_keys.md": ("GQA", "MQA", "grouped-query attention", "attention head ablation"),
     "head_mask.md": ("head_mask", "head mask", "pruning", "prune heads"),
-    "circuits.md": ("activation patching", "attribution patching", "EAP", "EAP-IG", "circuit discovery"),
+    "circuits.md": (
+        "activation patching", "attribution patching", "EAP", "EAP-IG", "circuit discovery", "minimal set of heads",
+        "sufficient", "learned gates", "pruning masks", "subnetwork probing",
+    ),
     "wiring.md": ("path patching", "K-composition", "Q-composition"),
     "your_question.md": ("head importance", "important heads", "head ablation"),
     "detectors.md": ("induction", "induction head", "previous token head", "duplicate token head", "attention sink"),

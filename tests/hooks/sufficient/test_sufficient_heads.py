@@ -256,14 +256,16 @@ def test_a_task_whose_sides_are_alike_or_whose_metric_has_no_gradient_is_refused
     with pytest.raises(ValueError, match=r"with all heads and .* with none, too close"):
         tls.sufficient_heads(model, alike)
 
+    answers = list(zip(tasks[0].metric.correct, tasks[0].metric.wrong, strict=True))
+    sides = [tls.evaluate(model, side).per_sequence for side in (tasks[0], tasks[0].denoising())]
+    between = np.mean(sides, axis=0)
+
     def steps(logits, tokens, mask):
-        right, wrong = tasks[0].metric.correct, tasks[0].metric.wrong
-        return torch.tensor(
-            [float(row[-1, a] > row[-1, b] + 0.1) for row, a, b in zip(logits, right, wrong, strict=True)]
-        )
+        rows = zip(logits, answers, between, strict=True)
+        return torch.tensor([float(row[-1, right] - row[-1, wrong] > bound) for row, (right, wrong), bound in rows])
 
     stepped = tls.Task(tasks[0].prompts, steps, predict=-1, counterfactual=tasks[0].counterfactual)
-    with pytest.raises(ValueError, match=r"gates are trained by gradients|too close for a share"):
+    with pytest.raises(ValueError, match="gates are trained by gradients, and the metric of steps has none"):
         tls.sufficient_heads(model, stepped)
 
 

@@ -430,7 +430,7 @@ def _head_rows(work: _Work, gates: _Gates, found: _Found, effects: pd.DataFrame,
 def _values(sets: pd.DataFrame, name: str, size: int) -> Float64[np.ndarray, "sets pairs"]:
     """Return the values of each pair in the sets of a kind and size."""
     rows = sets[(sets["set"] == name) & (sets["n"] == size)]
-    return np.array(rows["values"].tolist(), dtype=float).reshape(len(rows), -1)
+    return np.array(rows["values"].tolist(), dtype=float).reshape(len(rows), len(sets["values"].iloc[0]))
 
 
 def _attrs(work: _Work, gates: _Gates, found: _Found, sets: pd.DataFrame) -> dict[str, Any]:
@@ -465,7 +465,8 @@ def _attrs(work: _Work, gates: _Gates, found: _Found, sets: pd.DataFrame) -> dic
         row = {"set": "random", "n": size, "heads": [], key: float(np.mean(drawn)) if drawn else None, "draws": drawn}
         if work.judged is not None:
             near = sum(abs(1 - other) <= abs(1 - share(own)) for other in drawn)
-            row |= {"p": (1 + near) / (1 + len(drawn)), "p_floor": draws_floor(len(drawn))}
+            pvalue = (1 + near) / (1 + len(drawn)) if drawn else float("nan")
+            row |= {"p": pvalue, "p_floor": draws_floor(len(drawn))}
         rows.append(row)
     attrs: dict[str, Any] = {
         "heads": [names[place] for place in np.flatnonzero(found.set_of(work.n))],
