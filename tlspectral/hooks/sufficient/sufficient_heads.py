@@ -86,7 +86,7 @@ def sufficient_heads(
     >>> task = tls.logit_difference(prompts, 6, 8, counterfactual=pairs)
     >>> table = tls.sufficient_heads(model, task, n=2, starts=1, draws=3)
     >>> table.loc[table["chosen"], "name"].tolist()
-    ['L1H1', 'L1H2']
+    ['L1H2', 'L1H3']
 
     Args:
         model: TransformerBridge or HookedTransformer.
