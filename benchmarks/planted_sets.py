@@ -93,8 +93,9 @@ def planted_model(kind: Planted | None, seed: int) -> Model:
     """Return a model with a planted set, or one in which all heads carry the answer alike (`kind=None`)."""
     drawn = np.random.default_rng(seed)
     config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=16, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=32, tie_word_embeddings=False,
-        attn_implementation="eager")  # fmt: skip
+        num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=32,
+        tie_word_embeddings=False)  # fmt: skip
+    config._attn_implementation = "eager"
     built = LlamaForCausalLM(config).float().eval()
     size = WIDTH // HEADS
     places = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
@@ -218,9 +219,9 @@ def print_page(folder: Path) -> None:
     planted = pd.concat([pd.read_csv(folder / f"planted-{number}.csv") for number in range(len(KINDS))])
     null = pd.read_csv(folder / "level.csv")
     rows = []
-    for (kind, n), models in planted.groupby(["kind", "n"], sort=False):
+    for kind, models in planted.groupby("kind", sort=False):
         rows.append({
-            "planted": kind, "n": n,
+            "planted": str(kind), "n": int(models["n"].iloc[0]),
             **{f"found by {name}": f"{int(models[name].sum())} of {len(models)}"
                for name in ("learned", "single effects", "EAP")},
             "share of single fits": f"{models['fits'].mean():.2f}",
