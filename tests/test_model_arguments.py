@@ -31,6 +31,7 @@ MORE = {
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
 PAIRS = tls.logit_difference([[1, 2]], 1, 2, counterfactual=[[3, 2]])
 MORE |= {"faithfulness": (pd.DataFrame(), PAIRS), "run_circuit": ([], PAIRS), "check_hook": (None, "L0H1")}
+MORE["sufficient_heads"] = (PAIRS,)
 NO_MODELS = {
     "text": lambda: "gpt2",
     "a tensor": lambda: torch.zeros(3),

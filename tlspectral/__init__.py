@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         qk_attribution,
         run_circuit,
         scores,
+        sufficient_heads,
     )
     from tlspectral.hooks import parts as parts
     from tlspectral.models.loading import load_model
@@ -83,6 +84,7 @@ __all__ = [
     "relative_position_kernel",
     "run_circuit",
     "scores",
+    "sufficient_heads",
     "to_spectral",
     "top_pairs",
     "verify_scores",

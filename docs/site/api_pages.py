@@ -92,8 +92,8 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "edges": (
-        "Cut edges between heads, and run circuits",
-        ("edge_effects", "hooks.receivers", "hooks.missed_edges", "run_circuit", "faithfulness"),
+        "Cut edges between heads, run circuits, find sets of heads",
+        ("edge_effects", "hooks.receivers", "hooks.missed_edges", "run_circuit", "faithfulness", "sufficient_heads"),
     ),
     "attribution": (
         "Say why a head looks at a token, and what it writes",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.measured_wall import Wall
     from tlspectral.hooks.path_patching import edge_effects
     from tlspectral.hooks.screening import missed_edges
+    from tlspectral.hooks.sufficient.sufficient_heads import sufficient_heads
     from tlspectral.hooks.sweeps.bands import band_effects
     from tlspectral.hooks.sweeps.summary import summarize_sweep
     from tlspectral.hooks.sweeps.sweep import ablation_sweep
@@ -39,6 +40,7 @@ __all__ = [
     "receivers",
     "run_circuit",
     "scores",
+    "sufficient_heads",
     "summarize_sweep",
     "wall",
 ]

@@ -174,7 +174,9 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     names = [name for layer in missing for point, name in view.hook_names(layer).items() if point in WRITE_POINTS]
     following = [layer + 1 for layer in missing if layer + 1 < view.n_layers]
     names += [view.hook_names(layer)["residual"] for layer in following]
-    last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
+    final = max(missing)
+    end, point = (final + 1, "residual") if final + 1 in following else (final, "residual_after")
+    last = view.hook_names(end)[point]
     with without_hooks(view.model, view.hook_points):
         captured = capture_until(view, probe_tokens(view.d_vocab, min(4, view.n_ctx)), dict.fromkeys(names), last=last)
         for layer in missing:

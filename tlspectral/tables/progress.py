@@ -27,6 +27,18 @@ def bar(total: int | None, description: str, unit: str, *, initial: int = 0) -> 
     return _Lines(total, description, unit, initial) if shown.disable and not off else shown
 
 
+def announce(text: str) -> None:
+    """Write a line about work that is about to begin, such as its cost, to stderr, above an open bar.
+
+    Nothing is written where progress is switched off (`hidden`).
+    """
+    from tqdm.auto import tqdm
+
+    if not hidden():
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
+
+
 class _Lines:
     """Progress as lines on stderr, one per minute, with the interface of a tqdm bar (a context manager with `update`).
 

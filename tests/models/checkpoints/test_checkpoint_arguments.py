@@ -193,6 +193,7 @@ WITH_A_MODEL = {
     "edge_effects": lambda files: tls.edge_effects(files, "logits", task=TASK),
     "run_circuit": lambda files: tls.run_circuit(files, [], TASK),
     "faithfulness": lambda files: tls.faithfulness(files, pd.DataFrame(), TASK),
+    "sufficient_heads": lambda files: tls.sufficient_heads(files, TASK),
     "verify_scores": lambda files: tls.verify_scores(files),
     "qk_operators": lambda files: tls.qk_operators(files),
     "frequency_table": lambda files: tls.frequency_table(files),

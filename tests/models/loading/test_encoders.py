@@ -46,6 +46,7 @@ REFUSED = {
     "positional_symbolic": (lambda m: tls.positional_symbolic(m, BLOCKS), "a swap of blocks changes what every block"),
     "qk_attribution": (lambda m: tls.qk_attribution(m, TOKENS[0], "L1H1", 5, 2), "not a sum of what heads"),
     "run_circuit": (lambda m: tls.run_circuit(m, [], TASK), "not a sum of what heads"),
+    "sufficient_heads": (lambda m: tls.sufficient_heads(m, TASK), "not a sum of what heads"),
     "to_spectral": (tls.to_spectral, "has rotary positions"),
 }
 ANSWERED = {

@@ -10,31 +10,27 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import scipy.integrate
-import scipy.stats
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 
 from tlspectral.errors import shown, warn_caller
 from tlspectral.errors.settings import checked_settings
+from tlspectral.hooks.circuits.carried import carried_interval, require_gap
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.removed_off_target import refuse_off_target
-from tlspectral.models.hooking.exclusive import naming_open_contexts
 from tlspectral.models.reading import measured
 from tlspectral.selection import counted, naming_nodes
-from tlspectral.stats.ratio import ratio_interval, unseen_share
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns, require, require_one_row
 from tlspectral.tasks import MetricValue, Task
-from tlspectral.tasks.metric_value import row_sums, standard_error
 from tlspectral.tasks.task_sequences import metric_value_from
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Default sizes of circuits, as shares of all edges."""
 
-_FEWEST = 8  # distinct pairs below which there is no interval
 _FEWEST_TO_CHOOSE = 16  # distinct pairs below which choose='bootstrap' is refused
 
 FAITHFULNESS = Schema(
@@ -190,7 +186,7 @@ def faithfulness(
             every_pair = np.ones(len(pairs.sequences.tokens), dtype=bool)
             choices = [(_ranked(pairs.graph, edges, rank), every_pair)]
         intact, none = pairs.plain_values()
-        gap, gap_se = _gap(pairs, intact, none)
+        gap, gap_se = require_gap(pairs.sequences, intact, none, ("on the clean", "on the counterfactual prompts"))
         measurement = Measurement(
             FAITHFULNESS,
             {
@@ -222,34 +218,6 @@ def faithfulness(
             gap_se=gap_se,
             **_areas(table.loc[table["circuit"] == ("edges" if choose is None else "procedure")]),
         )
-
-
-def _gap(pairs: Pairs, intact: Float64[np.ndarray, "pairs"], none: Float64[np.ndarray, "pairs"]) -> tuple[float, float]:
-    """Return the mean of value(clean) - value(counterfactual) over pairs, and its standard error.
-
-    `intact` and `none` are the values of each pair on its clean and on its counterfactual prompt, in units of the
-    metric. Raises ValueError if the 95 % interval of this gap contains 0, because a share of the gap could then be any
-    number.
-    """
-    distinct = pairs.sequences.distinct
-    gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
-    n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
-    # Written in this way so that NaN, such as the error of a single distinct pair, is refused too.
-    if abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
-        return gap, gap_se
-    if not np.isfinite(gap):
-        reason = ", not a finite number: look at the values that the metric returns on these prompts"
-    elif n_distinct < 2:
-        reason = " for one distinct pair, so its error is unknown: give two distinct pairs or more"
-    elif gap_se == 0:
-        reason = " on every pair: give pairs whose two prompts the model tells apart"
-    else:
-        reason = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
-    raise ValueError(
-        f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
-        f"counterfactual prompts, too close for a share of their gap. The gap is {gap:.2g}{reason}"
-        f"{naming_open_contexts()}"
-    )
 
 
 _Choice = tuple[Int[np.ndarray, "edges"], Bool[np.ndarray, "pairs"]]
@@ -325,15 +293,7 @@ def _row(
     row = {**circuit.names, "value": float(value[evaluated].mean())}
     row["faithfulness"] = float((value - none)[evaluated].mean() / whole[evaluated].mean())
     if with_interval and row["circuit"] == "edges":
-        distinct = pairs.sequences.distinct
-        # Equal pairs count as one observation: the interval is over their sums.
-        carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
-        few = len(of_all) < _FEWEST
-        row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, of_all)
-        row["unseen"] = unseen_share(len(of_all))
-        low = row["faithfulness"] if np.isnan(row["low"]) else row["low"]
-        # If `low` is negative, unseen pairs that carry nothing would raise it, so `low` itself is the worst case.
-        row["worst"] = min(low, (1 - row["unseen"]) * low)
+        row |= carried_interval(pairs.sequences, value, intact, none)
     return row
 
 

@@ -257,6 +257,37 @@ def set_control(view: AttentionView, by_layer: dict[int, list[int]]) -> SetContr
     return SetControl(kind, others, of_layer, groups, size)
 
 
+def sets_apart(
+    n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
+) -> list[HeadSet]:
+    """Draw up to `draws` different random sets with as many heads in each layer as `by_layer`, but other heads.
+
+    Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. Where a layer has
+    too few other heads, all of them are taken, and some of the given heads. Sets are drawn with `rng`; there are fewer
+    than `draws` only if fewer exist, and none if the given set holds all heads of its layers.
+    """
+    others = {layer: sorted({*range(n_heads[layer])} - {*heads}) for layer, heads in by_layer.items()}
+    short = {layer: max(0, len(heads) - len(others[layer])) for layer, heads in by_layer.items()}
+    exist = prod(
+        comb(len(others[layer]), len(heads) - short[layer]) * comb(len(heads), short[layer])
+        for layer, heads in by_layer.items()
+    )
+    own = {tuple((layer, head) for layer, heads in by_layer.items() for head in sorted(heads))}
+    sets: dict[tuple[tuple[int, int], ...], None] = {}
+    while len(sets) < min(draws, exist):
+        drawn: HeadSet = []
+        for layer, heads in by_layer.items():
+            chosen = [
+                *rng.choice(others[layer], len(heads) - short[layer], replace=False),
+                *rng.choice(sorted(heads), short[layer], replace=False),
+            ]
+            drawn += [(layer, int(head)) for head in sorted(chosen)]
+        sets.setdefault(tuple(drawn))
+        if own >= sets.keys():
+            return []
+    return [[*drawn] for drawn in sets]
+
+
 def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:
     """Return, for each of the heads, a list of up to `draws` other random heads of the layer: its control.
 
