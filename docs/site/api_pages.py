@@ -54,6 +54,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
             "tasks.language",
             "tasks.language_loss",
             "tasks.embedding_change",
+            "tasks.needle",
             "tasks.repeated_sequences",
         ),
     ),

@@ -116,12 +116,15 @@ class Marks:
     marks.
 
     `sequences` are the prompts. `patterns` are names, matrices of weights or functions of token ids. `causal`: True
-    refuses patterns that mark a key after its query. `uniform` collects, for each batch, the scores of uniform
-    attention under each mask of `seen`: [masks, scores, batch].
+    refuses patterns that mark a key after its query. `largest`: True adds one more score behind those of the patterns,
+    for the last pattern: the share of queries whose largest attention is on a marked key. `uniform` collects, for each
+    batch, the scores of uniform attention under each mask of `seen`: [masks, scores, batch].
     """
 
-    def __init__(self, sequences: PackedTokens, patterns: list[Any], seen: SeenKeys, *, causal: bool):
-        self.sequences, self.patterns, self.causal = sequences, patterns, causal
+    def __init__(
+        self, sequences: PackedTokens, patterns: list[Any], seen: SeenKeys, *, causal: bool, largest: bool = False
+    ):
+        self.sequences, self.patterns, self.causal, self.largest = sequences, patterns, causal, largest
         for pattern in patterns:
             if callable(pattern):
                 require_call(pattern, ("the token ids of a prompt",), "pattern")
@@ -131,12 +134,14 @@ class Marks:
     def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
         """Return a function and a mask for the sequences in `rows`, by which their attention is scored on all patterns.
 
-        The function maps attention [batch, heads, query, key] to scores [patterns, batch, heads]. The mask [patterns,
+        The function maps attention [batch, heads, query, key] to scores [scores, batch, heads]. The mask [scores,
         batch] is True where a sequence has a query with a marked key.
         """
         weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
-        self.uniform.append(torch.stack([_score(marked, self._attention) for marked in weights], dim=1))
         n_queries = torch.stack([scored_queries(marked) for marked in weights])
+        # All keys of uniform attention are equally large: each counts with its share of the ties.
+        scored = [*weights, (weights[-1] != 0).double()] if self.largest else weights
+        self.uniform.append(torch.stack([_score(marked, self._attention) for marked in scored], dim=1))
         # All patterns are read together, so a layer's attention is read once.
         marks = [matrix.nonzero() for matrix in weights]
         target = torch.cat(
@@ -155,9 +160,29 @@ class Marks:
             n_prompts, n_heads = attention.shape[:2]
             total = torch.zeros(len(weights) * n_prompts, n_heads, dtype=torch.float64)
             total.index_add_(0, target, seen)
-            return total.unflatten(0, (len(weights), n_prompts)) / n_queries.clamp_min(1)[..., None]
+            scores = total.unflatten(0, (len(weights), n_prompts)) / n_queries.clamp_min(1)[..., None]
+            return torch.cat([scores, _largest_on(weights[-1] != 0, attention)[None]]) if self.largest else scores
 
-        return reduce, n_queries > 0
+        return reduce, (torch.cat([n_queries, n_queries[-1:]]) if self.largest else n_queries) > 0
+
+
+def _largest_on(
+    marked: Bool[Tensor, "batch query key"], attention: Float[Tensor, "batch heads query key"]
+) -> Float64[Tensor, "batch heads"]:
+    """Return the share of each prompt's marked queries whose largest attention is on a marked key, by head.
+
+    `marked` says which keys count for each query, `attention` is a layer's. Of n keys with the same largest attention
+    each counts 1 / n. 0 for a prompt without a marked query.
+    """
+    row, query = marked.any(-1).nonzero().T
+    total = torch.zeros(len(attention), attention.shape[1], dtype=torch.float64)
+    for prompt in row.unique().tolist():  # the attention of one prompt is copied at a time
+        queries = query[row == prompt].to(attention.device)
+        seen = attention[prompt][:, queries]
+        tied = seen == seen.amax(-1, keepdim=True)
+        hits = (tied & marked[prompt].to(attention.device)[queries]).sum(-1)
+        total[prompt] = (hits.cpu().double() / tied.sum(-1).cpu()).mean(-1)
+    return total
 
 
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:

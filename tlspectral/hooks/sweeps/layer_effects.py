@@ -4,7 +4,7 @@ A replay is a run of the model from the layer of the head on (or the first layer
 ablated. Several replays share a batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
@@ -313,21 +313,30 @@ def set_table(
         n_heads = {layer: view.n_heads(layer) for layer in by_layer}
         drawn = head_sets(n_heads, by_layer, draws, np.random.default_rng(seed)) if draws else []
         measured.append([own, *drawn])
-    whole_layers = {layer: [*range(view.n_heads(layer))] for layer in sorted({*chain(*sets.values())})}
-    every = bound_parts(part, view, whole_layers, every=True)
-    replays = [_replay_of(view, every, ablated) for own_and_drawn in measured for ablated in own_and_drawn]
-    values_of_sets = replayed_values(intact, sequences, replays).split(
-        [len(own_and_drawn) for own_and_drawn in measured]
-    )
+    values_of_sets = set_values(part, sequences, [*chain(*measured)], intact).split([*map(len, measured)])
     tables = []
-    for name, set_values in zip(sets, values_of_sets, strict=True):
-        values = set_values.numpy()
+    for name, of_set in zip(sets, values_of_sets, strict=True):
+        values = of_set.numpy()
         deltas = effects_of(part, sequences, values, intact_value)
         names = {"layer": [-1], "head": [-1], "name": [name]}
         tables.append(effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed, sequences.distinct))
     table = stacked(tables).assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
     return table
+
+
+def set_values(
+    part: Part, sequences: TaskSequences, sets: Sequence[HeadSet], intact: IntactRun
+) -> Float64[Tensor, "sets sequences"]:
+    """Return the metric of each sequence, with the heads of each set ablated together.
+
+    `part` is the removed part, `sequences` are the prompts with the metric, `sets` are lists of (layer, head), `intact`
+    is the run without ablation, from the first layer of every set on.
+    """
+    view = intact.view
+    layers = sorted({layer for ablated in sets for layer, _ in ablated})
+    every = bound_parts(part, view, {layer: [*range(view.n_heads(layer))] for layer in layers}, every=True)
+    return replayed_values(intact, sequences, [_replay_of(view, every, ablated) for ablated in sets])
 
 
 def _replay_of(view: AttentionView, bound: Mapping[int, Any], chosen: HeadSet) -> Replays:
