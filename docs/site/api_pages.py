@@ -65,6 +65,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
             "ablation_hooks",
             "ablation_sweep",
             "hooks.band_effects",
+            "cache_prices",
             "hooks.summarize_sweep",
             "hooks.check_hook",
             "hooks.bake",
