@@ -17,8 +17,8 @@ Scores of a head, each the mean over the 10 prompts:
   needle less from all others (`ov_attribution`): after LOCOS (2607.01002), with the pair's answer subtracted.
 
 Rank correlations are over all heads (Spearman); errors are the standard deviation over 500 bootstrap samples of the
-prompts. Removal: the five heads of largest score, their output replaced by its mean over the 10 first prompts at all
-positions. Beside each five 39 random fives with as many heads of each layer, drawn with seed 0 from all heads. The
+prompts. Removal: the five heads of largest score, their output replaced by its mean over the 10 first prompts, position
+by position. Beside each five 39 random fives with as many heads of each layer, drawn with seed 0 from all heads. The
 number is the effect on the logit difference less the effect of a random five on the same prompts, its mean over the 39,
 with the standard error over the 10 prompts, and p = (1 + random fives with an effect as large) / 40; the smallest is
 .025. Six p values are corrected by Benjamini-Hochberg. A score is said to find heads that matter where q < .05. Top
