@@ -322,9 +322,10 @@ def test_whatever_takes_heads_refuses_two_readings(call, heads):
     ],
 )
 def test_where_one_head_is_asked_for_a_layer_or_an_array_is_refused(call):
-    for head in ("L1", (np.array([1]), np.array([2])), torch.tensor([[1], [2]])):
+    for head in ("L1", "L1KV0", (np.array([1]), np.array([2])), torch.tensor([[1], [2]])):
         with pytest.raises(
-            BadHead, match=r"is a whole layer, and here heads|names no head|two readings|found shape \(2, 1\)"
+            BadHead,
+            match=r"is a (whole layer|key/value group)[, ]|names no head|two readings|found shape \(2, 1\)",
         ):
             call(shared("bridge", "llama"), head)
 

@@ -34,6 +34,7 @@ KINDS = [
     (lambda: ["L5H1", "L6H0"], "heads"),
     (lambda: [(5, 1), (6, 0)], "heads"),
     (lambda: "L5", "all heads of a layer"),
+    (lambda: "L5KV1", "a key/value group"),
     (lambda: "L1H0.q", "a receiver"),
     (lambda: "The cat sat", "text, such as a prompt"),
     (lambda: ["The cat", "sat down"], "texts, such as prompts"),

@@ -20,16 +20,20 @@ Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative numbers count from the end."""
 
 Heads = Any
-"""Heads: one `Head`, `"L5"` for all heads of a layer, a list, column or two-axis array of heads, or a frame of any
-library with columns `layer` and `head`. A tuple or list of two numbers is one head; a one-axis array is refused."""
+"""Heads: one `Head`, `"L5"` for all heads of a layer, `"L5KV1"` for the query heads of a key/value group, a list,
+column or two-axis array of these, or a frame of any library with columns `layer` and `head`. A tuple or list of two
+numbers is one head; a one-axis array is refused."""
 
 HEAD_FORMS = (
     'a head is "L5H1", "5.1", (5, 1) or a table row with layer and head; heads are one of these, "L5" for all of a '
-    "layer, a list of heads, or a DataFrame with layer and head as columns or index"
+    'layer, "L5KV1" for a key/value group, a list of heads, or a DataFrame with layer and head as columns or index'
 )
+HEADS_PER_GROUP = "heads_per_group"
+"""Key in the `attrs` of tables: query heads per key/value group, a number, or a dict by layer if layers differ."""
 _FIELDS = ("layer", "head")
 _NAME = re.compile(r"L?(-?\d+)[H.](-?\d+)", re.IGNORECASE)
 _LAYER = re.compile(r"L(-?\d+)", re.IGNORECASE)
+_GROUP = re.compile(r"L?(-?\d+)KV(-?\d+)", re.IGNORECASE)
 _RECEIVER = re.compile(r"L?(-?\d+)(H|\.|KV)(-?\d+)\.([qkv])", re.IGNORECASE)
 _MLP = re.compile(r"L?(-?\d+)\.?MLP", re.IGNORECASE)
 
@@ -39,40 +43,114 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
+def group_name(layer: int, group: int) -> str:
+    """Return the name of a key/value group: L12KV0."""
+    return f"L{layer}KV{group}"
+
+
+class NamedHeads(NamedTuple):
+    """The heads that one name stands for: a head, a key/value group, or all heads of a layer.
+
+    Numbers may be negative (counted from the end), because the model is not known.
+
+    Attributes:
+        layer: number of the layer.
+        head: number of the head; None for a group or layer.
+        group: number of the key/value group; None for a head or layer.
+    """
+
+    layer: int
+    head: int | None = None
+    group: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in messages: L5H1, L5KV1 or L5."""
+        if self.head is not None:
+            return head_name(self.layer, self.head)
+        return f"L{self.layer}" if self.group is None else group_name(self.layer, self.group)
+
+
+def recorded_groups(sizes: Mapping[int, int | None]) -> dict[str, Any]:
+    """Return the entry of a table's `attrs` that says how many query heads a key/value group has, as a dict.
+
+    `sizes`: heads per group by layer; None if unknown, and nothing is recorded. Nothing is recorded without layers.
+    """
+    known = {*sizes.values()}
+    if not known or None in known:
+        return {}
+    return {HEADS_PER_GROUP: known.pop() if len(known) == 1 else {str(layer): n for layer, n in sizes.items()}}
+
+
+def named_head(head: Head) -> NamedHeads:
+    """Return one head, or a key/value group, which is one head in a model without shared keys; never a whole layer.
+
+    `head`: "L5H1", "5.1", (5, 1), "L5KV1", or a row with layer and head. Raises BadHead for anything else, and for a
+    value with two readings.
+    """
+    named = _one_head(head)
+    if named.head is None and named.group is None:
+        _refuse(plain(head))
+    return named
+
+
 def head_pair(head: Head) -> tuple[int, int]:
     """Return (layer, head) of one head. Negative numbers stay negative, because the model is not known here.
 
-    `head`: "L5H1", "5.1", (5, 1), or a row with layer and head. Raises BadHead for anything else, and for a value with
-    two readings.
+    `head`: "L5H1", "5.1", (5, 1), or a row with layer and head. Raises BadHead for anything else, for "L5KV1" (a
+    key/value group), and for a value with two readings.
     """
-    layer, index = _one_head(head)
-    if index is None:
-        _refuse(plain(head))
-    return layer, index
+    return _pair(named_head(head))
 
 
 def head_pairs(heads: Heads) -> list[tuple[int, int]]:
     """Return (layer, head) of each head in the given order, without duplicates. Negative numbers stay negative.
 
     `heads`: one head ("L5H1", (5, 1), a table row), a list of heads, or a DataFrame with layer and head. Raises BadHead
-    for anything else, and for "L5" (all heads of a layer), because the number of heads is not known here.
+    for anything else, and for "L5" (all heads of a layer) and "L5KV1" (those of a key/value group), because the number
+    of heads is not known here.
     """
-    pairs = []
-    for layer, head in named_heads(heads):
-        if head is None:
-            _refuse(f"L{layer}")
-        pairs.append((layer, head))
-    return pairs
+    return [_pair(named) for named in named_heads(heads)]
 
 
-def named_heads(heads: Heads) -> list[tuple[int, int | None]]:
-    """Return (layer, head) of each head in the given order, without duplicates; head None for a whole layer.
+def named_heads(heads: Heads) -> list[NamedHeads]:
+    """Return what each name stands for (a head, a group or a layer), in the given order, without duplicates.
 
-    Every function that takes heads reads them here. Negative numbers stay negative. `heads`: "L5H1", (5, 1), "L5", a
-    list of these, or a frame with columns `layer` and `head`. Raises BadHead for anything else, and for a value with
-    two readings, which the message names.
+    Every function that takes heads reads them here. Negative numbers stay negative. `heads`: "L5H1", (5, 1), "L5",
+    "L5KV1", a list of these, or a frame with columns `layer` and `head`. Raises BadHead for anything else, and for a
+    value with two readings, which the message names.
     """
     return list(dict.fromkeys(_read(heads)))
+
+
+def group_heads(named: NamedHeads, n_heads: int, size: int) -> list[int]:
+    """Return the query heads of a key/value group. `named`: the group, its layer counted from 0.
+
+    `n_heads`: query heads of the layer; `size`: query heads per group. Raises BadHead if the group does not exist; the
+    message says which groups do.
+    """
+    assert named.group is not None
+    group = from_end(named.group, n_heads // size)
+    if group is None:
+        each = "one head each" if size == 1 else f"{size} query heads each"
+        raise BadHead(
+            f"{named.name} does not exist: layer {named.layer} has key/value groups "
+            f"{which_exist(named.group, n_heads // size)}, with {each}"
+        )
+    return list(range(group * size, (group + 1) * size))
+
+
+def only_pair(pairs: list[tuple[int, int]], name: str) -> tuple[int, int]:
+    """Return the only entry of `pairs`, (layer, head).
+
+    Raises BadHead if there are more: `name`, a key/value group, is then not one head.
+    """
+    if len(pairs) > 1:
+        listed = ", ".join(head_name(*pair) for pair in pairs[:8]) + ", ..." * (len(pairs) > 8)
+        raise BadHead(
+            f"{name} is a key/value group of {len(pairs)} heads, and here one head is needed: name one of {listed}"
+        )
+    return pairs[0]
 
 
 def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
@@ -82,11 +160,56 @@ def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
     `of`: the table's name in messages. Raises BadHead if `head` is not one head, and for a negative number if the table
     lacks some layers or heads.
     """
-    layer, index = head_pair(head)
-    if min(layer, index) < 0:
-        layer = _of_table(layer, table["layer"], head, of)
-        index = _of_table(index, table.loc[table["layer"] == layer, "head"], head, of)
-    return layer, index
+    named = named_head(head)
+    return only_pair(_pairs_of(named, table, head, of), named.name)
+
+
+def pairs_in_table(heads: Heads, table: pd.DataFrame, of: str) -> list[tuple[int, int]]:
+    """Return (layer, head) of each head, counted from 0, in the given order; "L5" stands for the layer's rows.
+
+    `table`: a DataFrame with columns `layer` and `head`; its attrs say how many heads the group "L5KV1" has. It need
+    not contain the heads. `of`: the table's name in messages. Raises BadHead for a value that is not heads, a layer
+    that the table lacks, a group if the attrs do not say its size, and a negative number if the table lacks some layers
+    or heads.
+    """
+    pairs = (pair for named in named_heads(heads) for pair in _pairs_of(named, table, named.name, of))
+    return list(dict.fromkeys(pairs))
+
+
+def _pairs_of(named: NamedHeads, table: pd.DataFrame, given: Any, of: str) -> list[tuple[int, int]]:
+    """Return the (layer, head) that one name stands for, from the rows and attrs of `table`.
+
+    `given`: the name as the user wrote it, `of`: the table's name, both for messages. Raises BadHead as
+    `pairs_in_table`.
+    """
+    layer = _of_table(named.layer, table["layer"], given, of)
+    in_layer = table.loc[table["layer"] == layer, "head"]
+    if named.head is not None:
+        return [(layer, _of_table(named.head, in_layer, given, of))]
+    if named.group is None:
+        heads = sorted({*map(int, in_layer)})
+        if not heads:
+            raise BadHead(f"{named.name} is not in {of}: name heads that it has")
+        return [(layer, head) for head in heads]
+    sizes = table.attrs.get(HEADS_PER_GROUP)
+    size = whole_number(sizes.get(str(layer)) if isinstance(sizes, Mapping) else sizes)
+    if size is None:
+        raise BadHead(
+            f"{named.name} is a key/value group, and the attrs of {of} do not say which heads it has "
+            f"({HEADS_PER_GROUP}): name its heads, such as L{layer}H0"
+        )
+    if named.group < 0:
+        named = named._replace(group=_of_table(named.group, in_layer // size, given, of))
+    group = named.group
+    assert group is not None
+    return [(layer, head) for head in range(group * size, (group + 1) * size)]
+
+
+def _pair(named: NamedHeads) -> tuple[int, int]:
+    """Return (layer, head) of one head. Raises BadHead for a group or a layer, whose heads are not known here."""
+    if named.head is None:
+        _refuse(named.name)
+    return named.layer, named.head
 
 
 def from_end(index: int, n: int) -> int | None:
@@ -101,8 +224,8 @@ def which_exist(index: int, n: int) -> str:
     return f"0 to {n - 1}" + (f", or -{n} to -1 from the end" if index < 0 else "")
 
 
-def _read(heads: Any) -> list[tuple[int, int | None]]:
-    """Return (layer, head) of each head in the given order, with duplicates; head None for a whole layer ("L5").
+def _read(heads: Any) -> list[NamedHeads]:
+    """Return what each name stands for (a head, a group or a layer), in the given order, with duplicates.
 
     `heads`: one head, a list of heads, or a frame, in the forms of `named_heads`. Raises BadHead for anything else, and
     for a value with two readings.
@@ -132,20 +255,24 @@ def _is_one(given: Any) -> bool:
     return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
-def _one_head(given: Any) -> tuple[int, int | None]:
-    """Return (layer, head) of one head ("L5H1", (5, 1) or a table row), or (layer, None) of a whole layer ("L5").
+def _one_head(given: Any) -> NamedHeads:
+    """Return what one name stands for: a head ("L5H1", (5, 1) or a table row), a group ("L5KV1") or a layer ("L5").
     Raises BadHead for anything else.
     """
     head = plain(given)
     if isinstance(head, str):
-        if (match := _NAME.fullmatch(head.strip())) is not None:
-            return int(match[1]), int(match[2])
-        if (match := _LAYER.fullmatch(head.strip())) is not None:
-            return int(match[1]), None
+        name = head.strip()
+        if (match := _NAME.fullmatch(name)) is not None:
+            return NamedHeads(int(match[1]), int(match[2]))
+        if (match := _LAYER.fullmatch(name)) is not None:
+            return NamedHeads(int(match[1]))
+        if (match := _GROUP.fullmatch(name)) is not None:
+            return NamedHeads(int(match[1]), group=int(match[2]))
         _refuse(head)
-    pair = _row(head) or _two_numbers(head)
-    if pair is not None:
-        return pair
+    if (row := _row(head)) is not None:
+        return row
+    if (pair := _two_numbers(head)) is not None:
+        return NamedHeads(*pair)
     if is_array(head) and (listed := values(head)) is not None:
         _refuse_array(head, listed)
     _refuse(head)
@@ -159,9 +286,9 @@ def _two_numbers(given: Any) -> tuple[int, int] | None:
     return None if layer is None or head is None else (layer, head)
 
 
-def _row(given: Any) -> tuple[int, int] | None:
-    """Return (layer, head) of a table row from its fields `layer` and `head`, or from the name (5, 1) of a Series; None
-    for any other value.
+def _row(given: Any) -> NamedHeads | None:
+    """Return the head of a table row by its fields `layer` and `head`, or by the name (5, 1) of a Series; the key/value
+    group of a row that a sweep over groups has for it. None for any other value.
 
     Raises BadHead for a row that is not a head in tables of this package, such as the row of an MLP.
     """
@@ -172,25 +299,32 @@ def _row(given: Any) -> tuple[int, int] | None:
         layer, head = (whole_number(fields[name]) for name in _FIELDS)
         if layer is None or head is None:
             return None
-        if isinstance(given, Receiver) and (given.shared or given.input not in ("q", "k", "v")):
-            raise BadHead(
-                f"{given.name} is not one head (it is an MLP, the logits, or keys or values that heads share): give a "
-                f"head such as L{max(given.layer, 0)}H0"
-            )
-        if not isinstance(given, Receiver):
-            _require_head_row(layer, head)
-        return layer, head
-    return _two_numbers(given.name) if isinstance(given, pd.Series) else None
+        if isinstance(given, Receiver):
+            if given.shared or given.input not in ("q", "k", "v"):
+                raise BadHead(
+                    f"{given.name} is not one head (it is an MLP, the logits, or keys or values that heads share): "
+                    f"give a head such as L{max(given.layer, 0)}H0"
+                )
+            return NamedHeads(layer, head)
+        return _of_row(layer, head, fields.get("name"))
+    pair = _two_numbers(given.name) if isinstance(given, pd.Series) else None
+    return None if pair is None else NamedHeads(*pair)
 
 
-def _require_head_row(layer: int, head: int) -> None:
-    """Raise BadHead if the numbers of a table row have head -1: tables write this for an MLP or another non-head."""
-    if head < 0:
-        raise BadHead(
-            f"a table row with layer {layer} and head {head} has two readings: tables write -1 for what is not a head "
-            "(an MLP, the embedding, a set of heads), and -1 also counts a head from the end. For the first leave the "
-            f"row out, for the second write ({layer}, {head})"
-        )
+def _of_row(layer: int, head: int, name: Any) -> NamedHeads:
+    """Return the head of a table row, or the key/value group in a row with head -1 whose `name` is "L5KV1".
+
+    Raises BadHead for another row with head -1: tables write this for an MLP or another non-head.
+    """
+    if head >= 0:
+        return NamedHeads(layer, head)
+    if isinstance(name, str) and _GROUP.fullmatch(name.strip()):
+        return _one_head(name)
+    raise BadHead(
+        f"a table row with layer {layer} and head {head} has two readings: tables write -1 for what is not a head "
+        "(an MLP, the embedding, a set of heads), and -1 also counts a head from the end. For the first leave the "
+        f"row out, for the second write ({layer}, {head})"
+    )
 
 
 def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
@@ -218,9 +352,9 @@ def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
     return pairs
 
 
-def _of_columns(given: Any) -> list[tuple[int, int | None]]:
-    """Return a list of (layer, head) pairs, one per row, from the columns `layer` and `head` of a frame of any library
-    or a dict of columns.
+def _of_columns(given: Any) -> list[NamedHeads]:
+    """Return the head of each row, from the columns `layer` and `head` of a frame of any library or a dict of columns;
+    in a row with head -1 the key/value group in the column `name`.
 
     Raises BadHead if a column is missing, or its entries are not heads.
     """
@@ -234,14 +368,15 @@ def _of_columns(given: Any) -> list[tuple[int, int | None]]:
         raise BadHead(str(error)) from error
     except ValueError as error:
         raise BadHead(f"the columns layer and head have unequal lengths: {HEAD_FORMS}") from error
-    pairs: list[tuple[int, int | None]] = []
+    pairs = []
     for row in rows:
         pair = _two_numbers(row)
         if pair is None:
             _refuse(row)
-        _require_head_row(*pair)
         pairs.append(pair)
-    return pairs
+    of_groups = "name" in names and any(head < 0 for _, head in pairs)
+    row_names = columns_of(given, ["name"])[0] if of_groups else [None] * len(pairs)
+    return [_of_row(layer, head, name) for (layer, head), name in zip(pairs, row_names, strict=True)]
 
 
 def _of_table(index: int, column: pd.Series, head: Any, of: str) -> int:
@@ -350,8 +485,8 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     ['L1H0.k', 'L1H2.k']
 
     Args:
-        heads: "L5H1", (5, 1), a table row, a list of heads, or a DataFrame with `layer` and `head`. "L5" is refused,
-            because the number of heads is not known without a model.
+        heads: "L5H1", (5, 1), a table row, a list of heads, or a DataFrame with `layer` and `head`. "L5KV1" gives the
+            keys or values of the group. "L5" is refused, because the number of heads is not known without a model.
         input: "q" (queries), "k" (keys) or "v" (values).
 
     Returns:
@@ -359,13 +494,17 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
             model reads this name as the shared receiver, "L1KV0.k".
 
     Raises:
-        BadHead: heads in none of these forms, or all heads of a layer. Whether a model has the heads is not checked
-            here.
+        BadHead: heads in none of these forms, all heads of a layer, or the queries of a group. Whether a model has the
+            heads is not checked here.
         ValueError: another input.
     """
     if input not in ("q", "k", "v"):
         raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {shown(input)}")
-    return [f"{head_name(*pair)}.{input}" for pair in head_pairs(heads)]
+    named = named_heads(heads)
+    for one in named:
+        if one.head is None and (one.group is None or input == "q"):
+            _refuse(one.name)
+    return [f"{one.name}.{input}" for one in named]
 
 
 def read_receivers(given: Receivers) -> list[Receiver]:
@@ -396,21 +535,16 @@ def named_column(frame: Any, name: str, forms: str) -> list[Any]:
         raise BadHead(str(error)) from error
 
 
-def head_receiver(given: Head | Receiver) -> Receiver:
-    """Return a `Receiver` for the queries, keys or values of one head; `given` is a name such as "L5H1.q", a
-    `Receiver`, or a head such as "L5H1", which gives its keys.
+def head_and_input(given: Head | Receiver) -> tuple[str, Literal["q", "k", "v"]]:
+    """Return the name of a head (or key/value group) and one of its inputs, ("L5H1", "q").
 
-    Raises BadHead for anything else, and for keys or values that several heads share.
+    `given`: a name such as "L5H1.q", a `Receiver`, or a head such as "L5H1", which stands for its keys. Raises BadHead
+    for anything else.
     """
     if not isinstance(given, Receiver) and not (isinstance(given, str) and given.strip()[-1:] in tuple("qkvQKV")):
-        return Receiver(*head_pair(given), "k")
+        return named_head(given).name, "k"
     [end] = read_receivers(given)
-    if end.shared:
-        raise BadHead(
-            f"{end.name} is shared by several heads, each with its own operator: name one head, such as "
-            f"L{end.layer}H0.{end.input}"
-        )
-    return end
+    return group_name(end.layer, end.head) if end.shared else named_head(end).name, end.input
 
 
 RECEIVER_FORMS = (
@@ -502,6 +636,7 @@ def _refuse(given: Any) -> NoReturn:
     """Raise BadHead for a value that is not a head. The message says what the value is, if that is recognised, and the
     forms of heads.
     """
-    if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
-        raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
+    for names, what in ((_LAYER, "a whole layer"), (_GROUP, "a key/value group")):
+        if isinstance(given, str) and (match := names.fullmatch(given.strip())):
+            raise BadHead(f"{given!r} is {what}, and here heads are named one by one, such as L{match[1]}H0")
     raise BadHead(f"{not_a(given, 'a head')}: {HEAD_FORMS}{naming_nodes(given)}")

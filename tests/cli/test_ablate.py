@@ -64,6 +64,20 @@ def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, tmp_pat
     assert dict(zip(shown["name"], shown["delta"], strict=True)) == pytest.approx(measured, abs=6e-5)  # 4 decimals
 
 
+def test_groups_are_removed_as_a_whole_beside_other_groups(folder, tmp_path):
+    options = ["--part", "output", "--prompts", csv(tmp_path, wrong="w21"), "--control", "random"]
+    done = ablate(folder, "--heads", "groups", *options, "-o", tmp_path / "groups.parquet")
+    task = tls.logit_difference(PROMPTS, "w20", "w21")
+    expected = tls.ablation_sweep(tls.load_model(folder), "output", heads="groups", task=task, control="random")
+    pd.testing.assert_frame_equal(read_table(tmp_path / "groups.parquet"), expected)
+    assert "one group at a time; value of the logit difference" in done.stdout
+    assert "control: the other groups of each group's layer (up to 1); control_excess: " in done.stdout
+    assert "the smallest possible is 0.5\n" in done.stdout
+    assert "L1KV1 " in done.stdout
+    listed = ablate(folder, "--heads", "L0KV1", "--part", "output", "--prompts", tmp_path / "prompts.csv").stdout
+    assert sorted(re.findall(r"^ *(L\dH\d) ", listed, re.MULTILINE)) == ["L0H2", "L0H3"]
+
+
 def rows(*arguments):
     return pd.read_json(io.StringIO(ablate(*arguments, "--format", "json").stdout)).to_dict(orient="records")
 

@@ -156,7 +156,7 @@ MISSING = r"does not exist: (the model has layers 0 to 1|layer . has heads 0 to 
     ("receiver", "words"),
     [
         *((receiver, MISSING) for receiver in ("L2H0", "L-3H0.v", (1, 4), Receiver(1, 4, "v"), (1, -5))),
-        ("L1KV0.k", "L1KV0.k is shared by several heads.*such as L1H0.k"),
+        ("L1KV0.k", "L1KV0 is a key/value group of 2 heads, and here one head is needed: name one of L1H0, L1H1"),
         ("L1H0.o", "'L1H0.o' names no head"),
         ("L1.k", "'L1.k' names no receiver"),
         ("L1", "'L1' is a whole layer"),

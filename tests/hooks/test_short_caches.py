@@ -25,18 +25,10 @@ def llama():
     return shared("bridge", "llama")
 
 
-def heads_of(*groups):
-    """Heads of whole layers ("L1") and of groups, such as "L0KV1"."""
-    heads = []
-    for layer, _, group in (name.partition("KV") for name in groups):
-        heads += [f"{layer}H{2 * int(group) + place}" for place in range(2)] if group else [layer]
-    return heads
-
-
 @functools.cache
 def prices(*, names=(), **options):
     """Prices on `ROWS` of the model `llama`, of sets if they are named."""
-    groups = {name: heads_of(*groups) for name, groups in names} or True
+    groups = {name: [*groups] for name, groups in names} or True
     return tls.cache_prices(llama(), ROWS, windows=[WINDOW], sinks=SINKS, **{"groups": groups, **options})
 
 
@@ -67,7 +59,7 @@ def test_a_price_is_that_of_a_masked_run_of_transformers():
         path = zoo.save_folder("llama", folder)
         plain = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
         model = tls.load_model(path)
-        sets = {"both": heads_of("L0KV1", "L1KV0")}
+        sets = {"both": ["L0KV1", "L1KV0"]}
         alone = tls.cache_prices(model, ROWS, windows=[WINDOW, 9], sinks=SINKS)
         together = tls.cache_prices(model, ROWS, windows=[WINDOW, 9], sinks=SINKS, groups=sets)
     groups = {

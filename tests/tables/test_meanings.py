@@ -108,6 +108,23 @@ def test_every_table_that_is_named_exists_and_says_which_meaning_it_has():
         assert f"\n| `{name}`" in page
 
 
+@pytest.mark.parametrize(
+    ("heads", "changed"),
+    [
+        (["L0H2", "L0H3"], True),
+        (["L0H1", "L0H2"], False),
+        (["L0H3", "L0H4", "L0H5", "L1H0", "L1H1", "L1H2"], True),
+        (["L0H0", "L0H1", "L1H5"], False),
+    ],
+)
+def test_an_older_sweep_of_what_may_be_whole_groups_has_another_control(heads, changed):
+    older = pd.DataFrame({"name": ["a"], "delta": [0.1], "control_p": [0.05], "control_delta": [np.nan]})
+    older.attrs = {"table": "ablation_sweep", "meanings": len(CHANGES) - 1, "sets": {"a": heads}}
+    assert [*other_meanings(older).values()] == ([["control_p"]] if changed else [])
+    older.attrs["meanings"] = len(CHANGES)
+    assert other_meanings(older) == {}
+
+
 def test_a_change_of_any_schema_is_a_line(monkeypatch):
     """The mechanism knows no table: a change that is added is written, and older tables of that schema are named."""
     for registry in ("_SCHEMAS", "_DOCUMENTED"):

@@ -51,7 +51,9 @@ def ablate(
     heads: Annotated[
         str | None,
         typer.Option(
-            metavar="L5H1,L7H2", help="Heads, layers (L5) or all. Default: the strongest previous-token heads of TABLE."
+            metavar="L5H1,L7H2",
+            help="Heads, layers (L5), key/value groups (L5KV1), all, or groups (each group as a whole). "
+            "Default: the strongest previous-token heads of TABLE.",
         ),
     ] = None,
     part: Annotated[
@@ -75,7 +77,7 @@ def ablate(
         choice(
             "--control",
             ("random",),
-            "Also remove random parts of equal size; for output, other heads of the layer.",
+            "Also remove random parts of equal size; for output, other heads of the layer; for groups, other groups.",
         ),
     ] = None,
     draws: Annotated[
@@ -102,7 +104,10 @@ def ablate(
 
     Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --part output --prompts names.csv --at S2,-1
 
-    Heads are given by --heads. Without it they are the five strongest previous-token heads of TABLE (a table that
+    Example: tlspectral ablate smollm2-135m --heads groups --part output --task language -o groups.parquet
+
+    Heads are given by --heads. With --heads groups, each row is a key/value group, all of whose query heads are removed
+    together. Without --heads they are the five strongest previous-token heads of TABLE (a table that
     `tlspectral analyze -o` wrote), and random other heads.
 
     The result is a table with a row per head, and per position with --at. `value` is the measure without the part,
@@ -129,7 +134,8 @@ def ablate(
     if control is None and draws is not None:
         raise typer.BadParameter("needs --control random", param_hint="--draws")
     every = heads == "all"
-    chosen: Any = None if every else listed_heads(heads)
+    of_groups = heads == "groups"
+    chosen: Any = None if every else heads if of_groups else listed_heads(heads)
     places = None if at is None else [int(place) if re.fullmatch(r"-?\d+", place) else place for place in at.split(",")]
     named_places = [place for place in places or () if isinstance(place, str)]
     if prompts is not None:
@@ -184,7 +190,9 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
 
     shown = sweep
     detectors: list[str] = []
-    if known is not None:
+    of_sets = "sets" in sweep.attrs
+    what = "group" if of_sets else "head"
+    if known is not None and not of_sets:
         detectors = [name for name in (DETECTORS if every else ["prev"]) if name in known]
         shown = shown.merge(known[["layer", "head", *detectors]], on=["layer", "head"])
     columns = [
@@ -196,18 +204,21 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
     counted = f"{notes['distinct_rows']} distinct of {n}" if "distinct_rows" in notes else n
     replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
     typer.echo(
-        f"{sweep['part'].iloc[0]} removed{replaced}, one head at a time; value of the {unit} and its change delta "
+        f"{sweep['part'].iloc[0]} removed{replaced}, one {what} at a time; value of the {unit} and its change delta "
         f"(intact {sweep.attrs['intact_value']:.3f}); standard errors over {counted} sequences"
     )
     if sweep.attrs.get("control"):
         beside = "other heads of the layer" if sweep["score_rms"].isna().all() else "random parts of equal size"
+        drawn = f"{sweep.attrs['draws']} {beside} a head"
+        if of_sets:
+            drawn = f"the other groups of each group's layer (up to {sweep['control_draws'].map(len).max()})"
         typer.echo(
-            f"control: {sweep.attrs['draws']} {beside} a head; control_excess: |delta| less their mean |effect|; "
+            f"control: {drawn}; control_excess: |delta| less their mean |effect|; "
             f"control_p: whether delta is one of theirs; the smallest possible is {_floors(sweep['control_p_floor'])}"
         )
     shown = shown.sort_values("delta", ascending=bool(sweep.attrs["higher_is_better"]))[columns]
     if len(shown) > _LISTED:
-        typer.echo(f"the {_LISTED} heads of {len(shown)} whose removal does the most harm:")
+        typer.echo(f"the {_LISTED} {what}s of {len(shown)} whose removal does the most harm:")
     typer.echo(printed(shown.head(_LISTED).dropna(axis=1, how="all"), 4))
 
 

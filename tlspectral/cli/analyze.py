@@ -46,7 +46,8 @@ def analyze(
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
     ] = False,
     heads: Annotated[
-        str | None, typer.Option(metavar="L5H1,L-1", help="Only these heads or layers; L-1 is the last layer.")
+        str | None,
+        typer.Option(metavar="L5H1,L-1", help="Only these heads, layers (L-1: the last) or key/value groups (L5KV1)."),
     ] = None,
     device: Device = None,
     dtype: DType = None,

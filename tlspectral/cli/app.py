@@ -88,9 +88,10 @@ def table_path(context: Any, path: Path | None) -> Path | None:
     if path is None or path.exists():
         return path
     kinds = {kind_of(name) for name in str(path).split(",")}
-    if not kinds <= {"a head", "all heads of a layer"}:
+    said = {"a head": "a head", "all heads of a layer": "a layer", "a key/value group": "a key/value group"}
+    if not kinds <= said.keys():
         return path
-    what = "are heads" if len(str(path).split(",")) > 1 else "is a head" if kinds == {"a head"} else "is a layer"
+    what = "are heads" if len(str(path).split(",")) > 1 else f"is {said[kinds.pop()]}"
     takes_heads = any("--heads" in parameter.opts for parameter in context.command.params)
     cure = "heads by --heads" if takes_heads else "a parquet file that tlspectral wrote, such as heads.parquet"
     raise ValueError(f"{shown(str(path))} {what}, not a table: give {cure}")
@@ -290,8 +291,8 @@ def keeps(folder: Path | None) -> None:
 
 
 def listed_heads(heads: str | None) -> list[str] | None:
-    """Return the heads and layers in a text such as "L5H1,L7" as a list of names, or None for None. Raises BadHead
-    for a wrong name.
+    """Return the heads, groups and layers in a text such as "L5H1,L7" as a list of names, or None for None. Raises
+    BadHead for a wrong name.
     """
     from tlspectral.selection import named_heads
 

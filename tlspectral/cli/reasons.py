@@ -176,7 +176,7 @@ def _print_edges(table: "pd.DataFrame") -> None:
 def pairs(
     model: Model,
     heads: Annotated[
-        str | None, typer.Argument(metavar="HEADS", help="Heads or layers such as L5H1,L6H9 or L3. Default: all.")
+        str | None, typer.Argument(metavar="HEADS", help="Heads, layers or groups: L5H1,L3,L5KV1. Default: all.")
     ] = None,
     prompts: Annotated[
         Path | None,

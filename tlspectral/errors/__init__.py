@@ -196,6 +196,7 @@ WHOLE_NUMBERS = "whole numbers, such as token ids"
 _KINDS_OF_NAMES = {
     "a head": r"L?-?\d+[H.]-?\d+",
     "all heads of a layer": r"L-?\d+",
+    "a key/value group": r"L?-?\d+KV-?\d+",
     "a receiver": r"L?-?\d+(H|\.|KV)-?\d+\.[qkv]|L?-?\d+\.?MLP|logits",
     "a part": r"(anti)?symmetric(_static)?|rope_phase|output|M_S|M_A|Im\(M_t\)",
     "a task": "induction|language",
@@ -278,7 +279,10 @@ def not_a(value: Any, expected: str) -> str:
     if kind in ("", expected):
         named = noun.rstrip("s") in ("head", "receiver")
         return f"{shown(value)} {'names no ' + noun if named else 'is not ' + expected}"
-    if kind.split()[-1].rstrip("s") in ("head", "receiver", "layer") and noun.rstrip("s") in ("head", "receiver"):
+    if kind.split()[-1].rstrip("s") in ("head", "receiver", "layer", "group") and noun.rstrip("s") in (
+        "head",
+        "receiver",
+    ):
         return f"{shown(value)} {verb} {kind}, not {expected}"  # the right argument in another form
     call = public_call()
     return f"{shown(value)} {verb} {kind}, not {expected}; check the order of the arguments{' of ' * bool(call)}{call}"

@@ -22,7 +22,7 @@ from tlspectral.models.reading.digests import recorded_weights
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.given import given_prompts
-from tlspectral.selection import Heads
+from tlspectral.selection import HEADS_PER_GROUP, Heads, recorded_groups
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.same_model import require_same_model
@@ -64,8 +64,8 @@ def analyze_heads(
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path for `load_model`.
             With `detectors=False`, a name is read from its files layer by layer.
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
-            Default: all. `D_head_pct` is the percentile among these heads.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), a list of these, or a table with columns
+            `layer` and `head`. Default: all. `D_head_pct` is the percentile among these heads.
         null_draws: random matrices per head, 2 or more. 100 rank heads; statements about all heads need 300.
         null_blocks: "shared" (the same random directions for all heads), or "fresh" for statements about all heads.
         null_dtype: precision of the null's eigenvalues, "float32" (where its rounding does not matter) or "float64".
@@ -138,6 +138,9 @@ def analyze_heads(
             table.reindex(columns=[name for name in wanted if name != "name"]),
             **recorded_weights(
                 {index: attrs["digest"] for index, attrs in zip(chosen, layer_attrs, strict=True)}, source.n_layers
+            ),
+            **recorded_groups(
+                {index: attrs.get(HEADS_PER_GROUP) for index, attrs in zip(chosen, layer_attrs, strict=True)}
             ),
             versions={"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
             control_variate=control_variate,

@@ -18,9 +18,9 @@ from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.checkpoints.layers import layer_named
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, one_head
 from tlspectral.models.stream.writes import Input
-from tlspectral.selection import Head, Receiver, head_name, head_receiver
+from tlspectral.selection import Head, Receiver, head_and_input, head_name
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
@@ -83,10 +83,9 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
     Not established: that the path is used. The score sees weights, not the activations of a run. `chance` has no
     spread: it is not a threshold. More: docs/wiring.md.
     """
-    end = None if receiver is None else head_receiver(receiver)
+    asked, read = (None, "k") if receiver is None else head_and_input(receiver)
     with open_layers(model) as source:
-        chosen = heads_by_layer(source, None if end is None else [end])
-        read: Input = "k" if end is None else end.input
+        chosen = heads_by_layer(source, None if asked is None else [one_head(source, asked)])
         matrices: Matrices = "output" if read == "v" else "query-key"
         layers = [index for index in source.layers if index <= max(chosen)]
         if not isinstance(source, AttentionView):
@@ -107,7 +106,7 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
                     with raw_layer(source, index, matrices) as raw:
                         readings[index] = _readings(raw, index, chosen[index], read)
         table = _ranked(scores_of_layers, chosen).assign(chance=source.d_model**-0.5)
-        if end is None:
+        if asked is None:
             names = [
                 f"{head_name(*pair)}.k" for pair in zip(table["receiver_layer"], table["receiver_head"], strict=True)
             ]

@@ -31,7 +31,7 @@ from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, folde
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.passes import capture_until
-from tlspectral.selection import head_name
+from tlspectral.selection import HEADS_PER_GROUP, head_name
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import backend_configured
 from tlspectral.version import __version__
@@ -139,7 +139,8 @@ class LoadedLayers:
 
         groups = folded_groups(layer, self.view.output(index))
         measured = of_heads(in_threads(measure, groups, thread_count(self.n_jobs)), heads)
-        attrs = {"check": check.record, "valid_up_to": layer.valid_up_to}
+        sizes = {HEADS_PER_GROUP: self.view.heads_per_group(index)}
+        attrs = {"check": check.record, "valid_up_to": layer.valid_up_to, **sizes}
         del layer, groups  # frees memory before the null
         columns = {name: values[heads] for name, values in columns.items()}
         measured = replace(measured, columns=measured.columns | columns)

@@ -18,6 +18,7 @@ from tlspectral.models.checkpoints.layers import WeightFiles, layer_named
 from tlspectral.models.hooking.exclusive import refuse_autocast
 from tlspectral.models.loading.damage import download_bars, misfit
 from tlspectral.models.reading.layer import fold_attention, key_value_groups
+from tlspectral.selection import HEADS_PER_GROUP
 from tlspectral.tables.job import Job
 from tlspectral.version import __version__
 
@@ -34,9 +35,9 @@ def streamed_layers(
     `checkpoint` has the weight files. `heads` has heads by layer, `null` the settings of the random null, `extras` the
     names of extra columns. `folder` is the resume folder, or None. The dict has hashes of the config, `extras`, heads
     of incomplete layers and the version. A job returns the head table of its layer, with attrs `check` (of the scores),
-    `digest` (hash of the weights) and `valid_up_to` (longest valid prompt). All files are checked before the first
-    layer is measured. Raises BadWeights for files that cannot be read; a job also raises ScoreMismatch and
-    UnsupportedArchitecture.
+    `digest` (hash of the weights), `valid_up_to` (longest valid prompt) and `heads_per_group`. All files are checked
+    before the first layer is measured. Raises BadWeights for files that cannot be read; a job also raises ScoreMismatch
+    and UnsupportedArchitecture.
     """
     first = min(heads)
     with download_bars():
@@ -89,14 +90,14 @@ def _measured(
     head table of `heads`.
 
     `null` has the settings of the random null. `directions` are the position directions for the extra "position_share",
-    or None. The attrs of the table are `check`, `valid_up_to` and `digest` of the layer. Raises ScoreMismatch,
-    UnsupportedArchitecture or BadWeights.
+    or None. The attrs of the table are `check`, `valid_up_to`, `heads_per_group` and `digest` of the layer. Raises
+    ScoreMismatch, UnsupportedArchitecture or BadWeights.
     """
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
         refuse_autocast(view.model)
         with misfit(checkpoint.files.record):
             check = check_scores(view)[0]
-        raw = view.raw(0)
+        raw, size = view.raw(0), view.heads_per_group(0)
         groups = [
             measure_heads(fold_attention(group, 0), index, moments=None, directions=directions)
             for _, group in key_value_groups(raw)
@@ -105,6 +106,7 @@ def _measured(
     table.attrs = {
         "check": check.record | {"layer": index},
         "valid_up_to": raw.valid_up_to,
+        HEADS_PER_GROUP: size,
         "digest": checkpoint.digest(index),
     }
     return table

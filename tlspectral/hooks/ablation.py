@@ -59,8 +59,8 @@ def ablate(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a table row, a list of these, or a DataFrame with the
-            columns `layer` and `head`. An empty list changes nothing.
+        heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a table row, a list of these, or a DataFrame
+            with the columns `layer` and `head`. An empty list changes nothing.
         part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output", or a value of `tls.parts`.
         into: receivers, that is queries, keys or values of later layers than `heads`: "L18H6.q", "L18KV2.k" (keys that
             heads share), a list of these, or `{"k": heads}`. Only their input loses the part. Default: the whole model.
@@ -125,8 +125,8 @@ def ablation_hooks(
 
     Args:
         model: a TransformerBridge or HookedTransformer. Run the hooks on this model.
-        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a table row, a list of these, or a DataFrame with the
-            columns `layer` and `head`.
+        heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a table row, a list of these, or a DataFrame
+            with the columns `layer` and `head`.
         part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output", or a value of `tls.parts`.
         into: receivers such as "L18H6.q", "L18KV2.k" or `{"k": heads}`: only their input loses the part. Default: the
             whole model loses it.

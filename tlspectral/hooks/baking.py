@@ -48,8 +48,8 @@ def bake(model: Any, heads: Heads) -> Any:
     Args:
         model: a causal language model of transformers, BERT or RoBERTa, a TransformerBridge of one of these, or a
             HookedTransformer.
-        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a table row, a list of these, or a DataFrame with the
-            columns `layer` and `head`. An empty list gives a plain copy.
+        heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a table row, a list of these, or a DataFrame
+            with the columns `layer` and `head`. An empty list gives a plain copy.
 
     Returns:
         A model of transformers, also for a bridge; save it by `save_pretrained(folder)`. For a HookedTransformer a

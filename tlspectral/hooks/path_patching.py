@@ -125,8 +125,8 @@ def edge_effects(
         model: a TransformerBridge or HookedTransformer.
         receivers: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list, `{"k": heads}`, or a table with a column
             `receiver`. Default: every receiver; this needs a task of pairs (with `counterfactual=`).
-        senders: heads ("L5H1", "L5"), "embedding", "L3MLP", "L2MIX" (mixer: a state-space block), a list; or "heads",
-            "mlps", "mixers" for all. Default: all earlier heads; for pairs also MLPs and the embedding.
+        senders: heads ("L5H1", "L5", "L5KV1"), "embedding", "L3MLP", "L2MIX" (mixer: a state-space block), a list; or
+            "heads", "mlps", "mixers" for all. Default: all earlier heads; for pairs also MLPs and the embedding.
         task: prompts and metric. Default: 16 repeated random sequences and the induction loss.
         measure: a head's attention to the previous token ("prev"), the same ("dup"), the token after the same ("ind"),
             or at `Task.attention` ("attention"); or the metric ("task"). Default: "ind" for one receiver of queries or

@@ -20,14 +20,13 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors.heads import measured_detectors
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS
 from tlspectral.hooks.parts import LongRange
-from tlspectral.hooks.sweeps.controls import HeadSet, head_sets, other_sets
-from tlspectral.hooks.sweeps.layer_effects import chosen_sets, set_values
+from tlspectral.hooks.sweeps.controls import HeadSet, set_control
+from tlspectral.hooks.sweeps.layer_effects import chosen_sets, group_sets, set_values
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.layer import key_value_groups
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.partial_runs import IntactRun, intact_run
 from tlspectral.models.running.prompts import packed_prompts, read_prompts, within
-from tlspectral.selection import Heads, counted, head_name
+from tlspectral.selection import Heads, counted, group_name, head_name
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
@@ -124,8 +123,7 @@ def cache_prices(
     sizes = _windows(windows)
     with measured(model) as view:
         require_causal(view, "hidden keys are those before a query")
-        by_layer = {layer: [heads for heads, _ in key_value_groups(view.raw(layer))] for layer in view.layers}
-        given = _given_sets(view, groups, by_layer) if isinstance(groups, Mapping) else {}
+        given = _given_sets(view, groups) if isinstance(groups, Mapping) else {}
         if groups is False and choose is None:
             raise ValueError("groups=False prices nothing: give groups=True, a dict of sets, or choose=")
         _require_length(read_prompts(view, prompts).lengths, max(sizes), sinks, "prompts")
@@ -135,7 +133,7 @@ def cache_prices(
         tails = {size: replace(sequences, metric=_Tail(width - 1 - size - sinks)) for size in sizes}
         sets = {size: dict(given) for size in sizes}
         if choose is not None:
-            for size, chosen in _least_distant(view, choose, sequences, sizes, sinks, by_layer, share, seed).items():
+            for size, chosen in _least_distant(view, choose, sequences, sizes, sinks, share, seed).items():
                 sets[size][CHOSEN] = chosen
         measurement = Measurement(
             CACHE_PRICES,
@@ -145,7 +143,7 @@ def cache_prices(
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, task),
                 "groups": groups is True,
-                "sets": {str(size): _named(of_size) for size, of_size in sets.items()},
+                "sets": {str(size): _named(view, of_size) for size, of_size in sets.items()},
             },
             folder=folder,
         )
@@ -165,18 +163,19 @@ def cache_prices(
         jobs = []
         for size, tail in tails.items():
             part = LongRange(size, sinks)
-            common = (part, tail, by_layer)
             for layer in view.layers if groups is True else ():
-                make = partial(_price_groups, *common, layer)
-                jobs.append(Job(f"window{size}_L{layer}", make, items=len(by_layer[layer])))
-            for number, (name, groups_of) in enumerate(sets[size].items()):
-                make = partial(_price_set, *common, name, groups_of, draws, seed)
+                of_layer = [*group_sets(view, [layer]).values()]
+                jobs.append(
+                    Job(f"window{size}_L{layer}", partial(_price_groups, part, tail, of_layer), items=len(of_layer))
+                )
+            for number, (name, heads) in enumerate(sets[size].items()):
+                make = partial(_price_set, part, tail, name, heads, draws, seed)
                 jobs.append(Job(f"window{size}_set{number}", make, items=1 + draws))
         tables = measurement.made(jobs, description="cache prices", unit="set", prepare=prepared)
         table = stacked([tables[job.name] for job in jobs])
         return measurement.table(
             table,
-            sets={str(size): _named(of_size) for size, of_size in sets.items() if of_size},
+            sets={str(size): _named(view, of_size) for size, of_size in sets.items() if of_size},
             **sequences.recorded(view),
         )
 
@@ -200,55 +199,49 @@ class _Tail:
 def _price_groups(
     part: LongRange,
     rows: TaskSequences,
-    by_layer: dict[int, list[slice]],
-    layer: int,
+    groups: list[dict[int, list[int]]],
     prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
 ) -> pd.DataFrame:
     """Return the rows of the table for each group of a layer alone, beside the layer's other groups.
 
-    `part` hides the keys, `rows` are the prompts with the loss behind the window, `by_layer` the query heads of each
-    group, `prepared` the run without ablation and its losses by window.
+    `part` hides the keys, `rows` are the prompts with the loss behind the window, `groups` the query heads of each
+    group by layer, `prepared` the run without ablation and its losses by window.
     """
     intact, losses = prepared
-    sets = [_heads_of({layer: [group]}, by_layer) for group in range(len(by_layer[layer]))]
-    values = set_values(part, rows, sets, intact).numpy()
-    deltas = values - losses[part.window]
+    values = set_values(part, rows, [_pairs(heads) for heads in groups], intact).numpy()
+    deltas, (layer,) = values - losses[part.window], groups[0]
     return pd.DataFrame([
-        {"window": part.window, "kind": "group", "layer": layer, "kv_head": group, "name": f"L{layer}KV{group}",
-         "n_groups": 1, "loss": values[group].mean(), "could_differ": int(len(sets) > 1),
+        {"window": part.window, "kind": "group", "layer": layer, "kv_head": group, "name": group_name(layer, group),
+         "n_groups": 1, "loss": values[group].mean(), "could_differ": int(len(groups) > 1),
          **_beside(deltas[group], np.delete(deltas, group, axis=0), rows)}
-        for group in range(len(sets))
+        for group in range(len(groups))
     ])  # fmt: skip
 
 
 def _price_set(
     part: LongRange,
     rows: TaskSequences,
-    by_layer: dict[int, list[slice]],
     name: str,
-    groups: dict[int, list[int]],
+    heads: dict[int, list[int]],
     draws: int,
     seed: int,
     prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
 ) -> pd.DataFrame:
     """Return the row of the table for a set of groups together, beside random sets.
 
-    `part` hides the keys, `rows` are the prompts with the loss behind the window, `by_layer` the query heads of each
-    group, `name` and `groups` (by layer) the set, `draws` and `seed` the random sets, `prepared` the run without
-    ablation and its losses by window.
+    `part` hides the keys, `rows` are the prompts with the loss behind the window, `name` and `heads` (by layer, whole
+    groups) the set, `draws` and `seed` the random sets, `prepared` the run without ablation and its losses by window.
     """
     intact, losses = prepared
-    n_groups = {layer: len(by_layer[layer]) for layer in groups}
-    drawn: list[HeadSet] = []
-    if other_sets(n_groups, groups):
-        drawn = head_sets(n_groups, groups, draws, np.random.default_rng([seed, part.window]))
-    own: HeadSet = [(layer, group) for layer, some in groups.items() for group in some]
-    values = set_values(part, rows, [_heads_of(_by_layer(one), by_layer) for one in (own, *drawn)], intact).numpy()
+    control = set_control(intact.view, heads)
+    drawn = control.sets(draws, np.random.default_rng([seed, part.window]))
+    values = set_values(part, rows, [_pairs(heads), *drawn], intact).numpy()
     deltas = values - losses[part.window]
-    could_differ = sum(min(len(some), n_groups[layer] - len(some)) for layer, some in groups.items())
+    could_differ = sum(min(len(some), control.of_layer[layer] - len(some)) for layer, some in control.chosen.items())
     return pd.DataFrame([
-        {"window": part.window, "kind": "set", "layer": -1, "kv_head": -1, "name": name, "n_groups": len(own),
-         "loss": values[0].mean(), "could_differ": could_differ, **_beside(deltas[0], deltas[1:], rows)}
+        {"window": part.window, "kind": "set", "layer": -1, "kv_head": -1, "name": name,
+         "n_groups": sum(map(len, control.chosen.values())), "loss": values[0].mean(), "could_differ": could_differ,
+         **_beside(deltas[0], deltas[1:], rows)}
     ])  # fmt: skip
 
 
@@ -299,53 +292,38 @@ def _require_length(lengths: Int[Tensor, "rows"], window: int, sinks: int, name:
         )
 
 
-def _heads_of(groups: Mapping[int, Sequence[int]], by_layer: Mapping[int, list[slice]]) -> HeadSet:
-    """Return the query heads of groups as (layer, head). `groups` are group numbers by layer, `by_layer` all groups."""
-    return [
-        (layer, head)
-        for layer, some in groups.items()
-        for group in some
-        for head in range(by_layer[layer][group].start, by_layer[layer][group].stop)
-    ]
+def _pairs(by_layer: Mapping[int, Sequence[int]]) -> HeadSet:
+    """Return heads by layer as a list of (layer, head)."""
+    return [(layer, head) for layer, heads in by_layer.items() for head in heads]
 
 
-def _by_layer(pairs: HeadSet) -> dict[int, list[int]]:
-    """Return pairs (layer, number) as a dict from layer to its numbers."""
-    found: dict[int, list[int]] = {}
-    for layer, number in pairs:
-        found.setdefault(layer, []).append(number)
-    return found
-
-
-def _named(sets: Mapping[str, dict[int, list[int]]]) -> dict[str, list[str]]:
-    """Return the names of the groups of each set, such as "L5KV1"."""
+def _named(view: AttentionView, sets: Mapping[str, dict[int, list[int]]]) -> dict[str, list[str]]:
+    """Return the names of the groups of each set, such as "L5KV1". `sets` are query heads by layer of whole groups."""
     return {
-        name: [f"L{layer}KV{group}" for layer, some in of_set.items() for group in some]
-        for name, of_set in sets.items()
+        name: list(
+            dict.fromkeys(group_name(layer, head // view.heads_per_group(layer)) for layer, head in _pairs(heads))
+        )
+        for name, heads in sets.items()
     }
 
 
-def _given_sets(
-    view: AttentionView, groups: Mapping[str, Heads], by_layer: Mapping[int, list[slice]]
-) -> dict[str, dict[int, list[int]]]:
-    """Return the sets of groups that a user gave, as group numbers by layer. `view` is the model.
+def _given_sets(view: AttentionView, groups: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
+    """Return the sets of groups that a user gave, as query heads by layer. `view` is the model.
 
     Raises BadHead for a group that does not exist, ValueError for an empty set or heads that are part of a group.
     """
-    found: dict[str, dict[int, list[int]]] = {}
-    for name, of_set in chosen_sets(view, groups).items():
-        found[str(name)] = {}
-        for layer, heads in sorted(of_set.items()):
-            for group, span in enumerate(by_layer[layer]):
-                inside = [head for head in heads if span.start <= head < span.stop]
-                if inside and len(inside) < span.stop - span.start:
-                    raise ValueError(
-                        f"the set {shown(name)} has {head_name(layer, inside[0])}, a part of L{layer}KV{group}, whose "
-                        f'heads share one cache: give whole groups, such as "L{layer}KV{group}"'
-                    )
-                if inside:
-                    found[str(name)].setdefault(layer, []).append(group)
-    return found
+    found = chosen_sets(view, groups)
+    for name, by_layer in found.items():
+        for layer, heads in by_layer.items():
+            size = view.heads_per_group(layer)
+            part = [head for head in heads if sum(other // size == head // size for other in heads) < size]
+            if part:
+                group = group_name(layer, part[0] // size)
+                raise ValueError(
+                    f"the set {shown(name)} has {head_name(layer, part[0])}, a part of {group}, whose heads share one "
+                    f'cache: give whole groups, such as "{group}"'
+                )
+    return {str(name): by_layer for name, by_layer in found.items()}
 
 
 def _least_distant(
@@ -354,7 +332,6 @@ def _least_distant(
     priced: TaskSequences,
     sizes: list[int],
     sinks: int,
-    by_layer: Mapping[int, list[slice]],
     share: float,
     seed: int,
 ) -> dict[int, dict[int, list[int]]]:
@@ -367,7 +344,7 @@ def _least_distant(
     _require_length(rows.lengths, max(sizes), sinks, "choose")
     if bool(within(view, rows, priced).any()) or bool(within(view, priced, rows).any()):
         raise ValueError("choose= has a row of prompts=: groups are chosen on rows that price nothing; give other rows")
-    every = [(layer, group) for layer, groups in by_layer.items() for group in range(len(groups))]
+    every = [*group_sets(view, view.layers).values()]
     n = round(share * len(every))
     if not 0 < n < len(every):
         raise ValueError(f"share={share} of {len(every)} groups is none or all of them: give a share between 0 and 1")
@@ -375,9 +352,11 @@ def _least_distant(
     for size in sizes:
         heads = measured_detectors(view, rows, on_prompts=True, pattern=partial(_distant, size, sinks), seed=seed)
         mass = heads.set_index(["layer", "head"])["pattern"]
-        distant = [max(mass[pair] for pair in _heads_of({layer: [group]}, by_layer)) for layer, group in every]
-        least = sorted(np.argsort(distant, kind="stable")[:n].tolist())
-        chosen[size] = _by_layer([every[place] for place in least])
+        distant = [max(mass[pair] for pair in _pairs(group)) for group in every]
+        chosen[size] = {}
+        for place in sorted(np.argsort(distant, kind="stable")[:n].tolist()):
+            for layer, heads_of_group in every[place].items():
+                chosen[size].setdefault(layer, []).extend(heads_of_group)
     return chosen
 
 

@@ -43,8 +43,8 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks
     Args:
         model: a TransformerBridge or HookedTransformer. It runs once, with the hooks that are placed on it.
         prompt: text, or token ids [pos]; at most 128 tokens.
-        heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a table with layer and
-            head.
+        heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a list of these, or a table
+            with layer and head.
         sink: True draws the first key too. Most heads look at it most of the time, so without it differences are easier
             to see. Default: False. Attention is not rescaled.
         sinks: "found" draws the first key too, and greys out every attention sink of the layer: a key whose mean

@@ -37,8 +37,8 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
 
     Args:
         model: a TransformerBridge or HookedTransformer. It is not run.
-        heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a table with layer and
-            head.
+        heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a list of these, or a table
+            with layer and head.
         seed: seed of the null; `analyze_heads` with the same seed has the same draws. Default: 0.
 
     Returns:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.errors import BadHead, warn_caller
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, RED, dress, legend_below, new_figure, one_panel, two_decimals
-from tlspectral.selection import Heads, head_name, named_heads, pair_in_table
+from tlspectral.selection import Heads, head_name, pairs_in_table
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 from tlspectral.tasks.control_tests import draws_floor
@@ -43,8 +43,8 @@ def ablation_effects(
 
     Args:
         sweep: table of `tls.ablation_sweep`; heads without a measured effect are left out.
-        heads: heads to draw: "L5H1", (5, 1), "L5" (all of layer 5) or a list of these; for a sweep over sets the names
-            of sets. Default: all of the sweep.
+        heads: heads to draw: "L5H1", (5, 1), "L5" (all of layer 5), "L5KV1" (a key/value group) or a list of these; for
+            a sweep over sets or groups their names. Default: all of the sweep.
         detectors: table of `analyze_heads` or `detect_heads`; its `prev` (attention to the previous token) is written
             after each name. Default: none.
         ax: matplotlib Axes to draw into. Default: a new figure.
@@ -98,7 +98,9 @@ def ablation_effects(
         of_heads = table["part"].iloc[0] in ("output", "long_range")
         of_heads |= "score_rms" in table and bool(table["score_rms"].isna().all())
         what = "other heads of the layer" if of_heads else "random parts of equal size"
-        what = "random sets of the same layers" if is_set.any() else what
+        if is_set.any():
+            of_groups = {"groups"} == {*sweep.attrs.get("control_of_sets", {}).values()} - {"none"}
+            what = f"random {'sets of key/value groups' if of_groups else 'sets'} of the same layers"
         least = f"from the least to the largest: no control_p is below 1/{1 + n_draws}"
         handles = [(_draw_control(axes, table), f"{n_draws} {what}, {least}")]
         _write_pvalues(axes, table)
@@ -125,19 +127,17 @@ def _named_rows(sweep: pd.DataFrame, heads: Heads) -> pd.Series:
     Raises BadHead if the sweep has no row for one of `heads`.
     """
     if (sweep["head"] < 0).all():
-        names = [heads] if isinstance(heads, str) else [str(name) for name in cast(Iterable[Any], heads)]
+        given = heads["name"] if isinstance(heads, pd.DataFrame) and "name" in heads else heads
+        names = [given] if isinstance(given, str) else [str(name) for name in cast(Iterable[Any], given)]
         unknown = sorted({*names} - {*sweep["name"]})
         if unknown:
             raise BadHead(f"{unknown[0]!r} is not a set of the sweep: it has {', '.join(map(repr, sweep['name']))}")
         return sweep["name"].isin(names)
     chosen = pd.Series(False, index=sweep.index)
-    for layer, head in named_heads(heads):
-        if head is not None:
-            layer, head = pair_in_table((layer, head), sweep, "the sweep")
-        rows = (sweep["layer"] == layer) & (True if head is None else sweep["head"] == head)
+    for layer, head in pairs_in_table(heads, sweep, "the sweep"):
+        rows = (sweep["layer"] == layer) & (sweep["head"] == head)
         if not rows.any():
-            name = f"L{layer}" if head is None else head_name(layer, head)
-            raise BadHead(f"{name} is not in the sweep: name heads that it measured")
+            raise BadHead(f"{head_name(layer, head)} is not in the sweep: name heads that it measured")
         chosen |= rows
     return chosen
 

@@ -27,7 +27,7 @@ from tlspectral.plots.style import (
     one_panel,
     two_decimals,
 )
-from tlspectral.selection import Heads, head_name, head_pairs, pair_in_table
+from tlspectral.selection import Heads, head_name, pairs_in_table
 from tlspectral.tables.schema import require, require_one_row
 
 SCORES = ["s_pos", "s_sym"]
@@ -203,7 +203,7 @@ def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | No
     """
     if highlight is None or (isinstance(highlight, pd.DataFrame) and highlight.empty):
         return shown.iloc[:0]
-    pairs = [pair_in_table(pair, scores, "the table") for pair in head_pairs(highlight)]
+    pairs = pairs_in_table(highlight, scores, "the table")
     index = pd.MultiIndex.from_arrays([scores["layer"], scores["head"]])
     unknown = [pair for pair in pairs if pair not in index]
     if unknown:

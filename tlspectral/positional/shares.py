@@ -110,8 +110,8 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
         model: TransformerBridge or HookedTransformer; hooks on it act as usual.
         prompt: a `BlockPrompt` with blocks of equal length. An attention sink in the first block counts as content; put
             it into the prefix to leave it out.
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a DataFrame with layer and head.
-            Default: all.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), a list of these, or a DataFrame with layer
+            and head. Default: all.
 
     Returns:
         DataFrame, a row per head. Columns: `layer, head, name, content, position, interaction, table_std`. The three

@@ -111,7 +111,7 @@ def positional_symbolic(
         by: "query" or "draw" gives a row per query, or per draw or prompt. Default: means over all.
         swaps: "kept" (default, all pairs without the first block), "all", "per_query" (queried block with each other),
             or index pairs.
-        heads: "L5H1", (5, 1), "L5", a list, or a DataFrame with layer and head. Default: all.
+        heads: "L5H1", (5, 1), "L5", "L5KV1", a list, or a DataFrame with layer and head. Default: all.
         folder: keeps finished parts; the same call resumes. n_jobs: parallel workers. seed: of draws and of the null.
 
     Returns:

@@ -210,7 +210,8 @@ def to_spectral(
         model: TransformerBridge, HookedTransformer or causal language model of transformers, with rotary positions.
         scope: heads that share parameters: "head" (default: each has its own), "group" (query heads that share keys),
             "layer" or "model".
-        heads: heads that learn: "L5H1", (5, 1), "L5", a list, or a DataFrame; all heads that share keys. Default: all.
+        heads: heads that learn: "L5H1", (5, 1), "L5", "L5KV1", a list, or a DataFrame; all heads that share keys.
+            Default: all.
         frequencies: rotary pairs that learn, by index (0 is the model's first) or as a boolean mask. Default: all.
         log_omega: True (default) learns the logarithm of a frequency, so steps are relative. False learns the frequency
             itself, which may reach 0 or change its sign.

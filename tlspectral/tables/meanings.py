@@ -76,6 +76,33 @@ def _band_controls(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
     return [str(name) for name in table if re.match(r"(?:.+_)?rotary_band_control_", str(name))]
 
 
+def _group_controls(table: pd.DataFrame, attrs: Mapping[Any, Any]) -> list[str]:
+    """Return the names of the control columns with values of an old sweep over sets of heads, if a set may consist of
+    whole key/value groups; [] for any other sweep.
+
+    `table` is the sweep, `attrs` its metadata. An old sweep does not say how many heads share keys.
+    """
+    sets = attrs.get("sets")
+    if not isinstance(sets, Mapping) or not any(map(_whole_blocks, sets.values())):
+        return []
+    return [str(name) for name in table if re.match(r"(?:.+_)?control_", str(name)) and table[name].notna().any()]
+
+
+def _whole_blocks(names: Iterable[str]) -> bool:
+    """Return True if heads such as "L5H2" and "L5H3" form whole blocks of two or more consecutive heads, as groups that
+    share keys do.
+    """
+    heads: dict[str, set[int]] = {}
+    for name in names:
+        layer, _, head = str(name).partition("H")
+        heads.setdefault(layer, set()).add(int(head))
+    most = min(map(len, heads.values()), default=0)
+    return any(
+        all({head // size * size + place for head in own for place in range(size)} == own for own in heads.values())
+        for size in range(2, most + 1)
+    )
+
+
 CHANGES = (
     Change(
         ("analyze_heads", "analyze_models.heads", "head_history.heads", "copying_scores", "compare_heads"),
@@ -111,6 +138,12 @@ CHANGES = (
         "Before, under LayerNorm, writes were measured with their mean over d_model, which no reader sees; now the "
         "mean is removed first",
         with_values("norm", "cosine"),
+    ),
+    Change(
+        ("ablation_sweep",),
+        "Before, the control of a set of whole key/value groups was random sets of heads; now it is random sets of "
+        "groups",
+        _group_controls,
     ),
 )
 """All changes, oldest first. Add a new change at the end, because tables store the number of changes they follow."""

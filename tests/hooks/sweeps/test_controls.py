@@ -192,7 +192,6 @@ def test_random_sets_favour_no_head():
 def test_sets_that_cannot_be_drawn_are_refused():
     model = shared("bridge", "llama")
     for heads, draws, error, said in (
-        ([(0, head) for head in range(4)], 19, ValueError, "L0H0, L0H1, L0H2, L0H3: these are all heads of their"),
         ([], 19, ValueError, "the set 'chosen' has no heads"),
         ("L0H1", 0, ValueError, "draws is how many controls each effect has, a whole number from 1 up; found 0"),
         ("L1H9", 19, BadHead, "L1H9 does not exist"),

@@ -57,7 +57,6 @@ def test_the_control_is_random_sets_of_the_same_layers():
         ({"heads": {}}, "has no sets of heads"),
         ({"heads": {"none": []}}, "the set 'none' has no heads"),
         ({"heads": SETS, "screen": "gradient"}, "estimates single heads"),
-        ({"heads": {"all": ["L0"]}, "control": "random"}, "these are all heads of their layers"),
     ],
 )
 def test_what_is_no_set_is_refused(arguments, words):

@@ -86,8 +86,8 @@ def relative_position_kernel(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
-            Default: all.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), a list of these, or a table with columns
+            `layer` and `head`. Default: all.
         prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
             48 sequences of BOS and 95 random ids.
         offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
@@ -146,8 +146,8 @@ def kernel_prediction(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
-            Default: all.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), a list of these, or a table with columns
+            `layer` and `head`. Default: all.
         prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
             48 sequences of BOS and 95 random ids.
         offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.

@@ -102,8 +102,8 @@ def top_pairs(
 
     Args:
         model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
-            Default: all.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), a list of these, or a table with columns
+            `layer` and `head`. Default: all.
         prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
             64 rows of 128 tokens of "Alice" (Carroll 1865).
         n: number of ranked pairs per head.

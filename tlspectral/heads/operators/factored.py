@@ -23,7 +23,7 @@ from tlspectral.errors.settings import whole_number
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, RawAttention, fold_output
 from tlspectral.models.reading.view import AttentionView, one_head
-from tlspectral.selection import from_end, head_pair
+from tlspectral.selection import from_end, named_head
 
 
 class PhaseFactors(NamedTuple):
@@ -206,9 +206,9 @@ class QKOperators(Sequence[QKOperator]):
                 raise BadHead(f"{key!r} names no head: write operators[layer, head], or an index among all heads")
             first = None if number < 0 else next(islice(self._in_order(), number, None), None)
             key = self._pairs[number] if first is None else first
-        layer, head = head_pair(key)
-        known = from_end(layer, self._view.n_layers)
-        index = None if known is None else from_end(head, self._n_heads(known))
+        named = named_head(key)
+        known = from_end(named.layer, self._view.n_layers)
+        index = None if known is None or named.head is None else from_end(named.head, self._n_heads(known))
         layer, head = one_head(self._view, key) if known is None or index is None else (known, index)  # raises
         record, w_q, w_k = self._layer(layer)
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)

@@ -54,9 +54,9 @@ def qk_penalty(
             * `"symmetric"` (`"M_S"`): ||M_S||^2 / ||M||^2, 1 less the share of M_A.
             * `"rope_phase"` (`"Im(M_t)"`): sum_t ||Im M_t||^2 / sum_t ||M_t||^2 over the rotary pairs of a head.
 
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), a list of these, or a table with columns `layer` and `head`.
-            Default: all (for `"rope_phase"`: all with rotary positions). Heads that share keys share W_K: a step on W_K
-            changes all of them.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), a list of these, or a table with columns
+            `layer` and `head`. Default: all (for `"rope_phase"`: all with rotary positions). Heads that share keys
+            share W_K: a step on W_K changes all of them.
         folded: True uses M with norm gains folded in, as the head table does. False uses the stored W_Q and W_K, as the
             paper does; gains then get no gradient.
         detach_denominator: True treats the denominator as a constant in the gradient, as the paper's runs do. The value

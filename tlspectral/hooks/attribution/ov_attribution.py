@@ -97,8 +97,8 @@ def ov_attribution(
         model: TransformerBridge or HookedTransformer.
         prompt: text or token ids [pos]. For means and their errors: several prompts, a list of `(prompt, query)` or
             `(prompt, query, key)`, or a `Task`, whose named positions and `attention=` can be used.
-        heads: "L5H1", (5, 1), "L5" (all heads of a layer), or a list of these. None: all heads (before the layer of a
-            receiver that is given as `direction`). Several heads need a direction.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), or a list of these. None: all heads (before
+            the layer of a receiver that is given as `direction`). Several heads need a direction.
         query: where the heads write: a position, negative from the end; the name of one of the task; or the text of a
             token that occurs once in each prompt. Default: None, for a list and for `Task.attention`.
         key: the token that they read, in the same forms. Default: None, all tokens.

@@ -84,7 +84,8 @@ def band_effects(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: "L5H1", (5, 1), "L5" (all heads of layer 5), a list of these, or a DataFrame with `layer` and `head`.
+        heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a list of these, or a DataFrame with `layer`
+            and `head`.
         task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
         at: positions of the task, names or numbers: bands are removed at each alone, a row for each. Default:
             everywhere.

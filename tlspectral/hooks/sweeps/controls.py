@@ -3,9 +3,9 @@
 Other controls, random parts of equal size, are drawn by `Part.control` during the run.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import comb, prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from tlspectral.hooks.parts.removal import Removal
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import run_until
-from tlspectral.selection import head_name
 from tlspectral.tasks.task_sequences import TaskSequences
 
 HeadSet = list[tuple[int, int]]
@@ -191,18 +190,12 @@ def head_sets(
     """Draw `draws` random sets with as many heads in each layer as `by_layer`; all such sets if there are fewer.
 
     Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. Sets are drawn
-    with `rng`, uniformly from all sets but the given one, so they may share some heads with it. Raises ValueError if
+    with `rng`, uniformly from all sets but the given one, so they may share some heads with it. The list is empty if
     `by_layer` holds all heads of its layers.
     """
     # Sets of other heads only would be biased: one head with a large effect would count in the given set and never in
     # the control, and randomly chosen heads would have a small p too often.
     others = other_sets(n_heads, by_layer)
-    if not others:
-        names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
-        raise ValueError(
-            f"{names}: these are all heads of their layers, so no other heads are left for the control: leave "
-            "control= out"
-        )
     sets = [[(layer, head) for layer, heads in by_layer.items() for head in sorted(heads)]]
     seen = {tuple(sets[0])}
     while len(sets) <= min(draws, others):
@@ -215,6 +208,53 @@ def head_sets(
             seen.add(tuple(drawn))
             sets.append(drawn)
     return sets[1:]
+
+
+@dataclass(frozen=True)
+class SetControl:
+    """What the control of a set of heads is drawn from: heads of its layers, or whole key/value groups.
+
+    `set_control` makes it. Heads of a layer without shared keys are groups of one head.
+
+    Attributes:
+        kind: "groups" if the set consists of whole groups of heads that share keys and values, otherwise "heads";
+            "none" if the set fills its layers, so that no other set exists.
+        others: number of other sets with as many heads (or groups) in each layer.
+        of_layer: dict from layer to the number of all its heads (or groups).
+        chosen: dict from layer to the set's heads (or groups).
+        size: dict from layer to the number of heads per group; 1 for heads.
+    """
+
+    kind: Literal["heads", "groups", "none"]
+    others: int
+    of_layer: dict[int, int]
+    chosen: dict[int, list[int]]
+    size: dict[int, int]
+
+    def sets(self, draws: int, rng: np.random.Generator) -> list[HeadSet]:
+        """Draw `draws` random other sets with `rng`, all of them if there are fewer; lists of (layer, head)."""
+        return [
+            [
+                (layer, head)
+                for layer, unit in drawn
+                for head in range(unit * self.size[layer], (unit + 1) * self.size[layer])
+            ]
+            for drawn in head_sets(self.of_layer, self.chosen, draws, rng)
+        ]
+
+
+def set_control(view: AttentionView, by_layer: dict[int, list[int]]) -> SetControl:
+    """Return what the control of a set of heads is drawn from. `by_layer`: dict from layer to the heads of the set."""
+    n_heads = {layer: view.n_heads(layer) for layer in by_layer}
+    size = {layer: view.heads_per_group(layer) for layer in by_layer}
+    groups = {layer: sorted({head // size[layer] for head in heads}) for layer, heads in by_layer.items()}
+    whole = all(len(groups[layer]) * size[layer] == len(heads) for layer, heads in by_layer.items())
+    if not whole or max(size.values()) == 1:
+        size, groups = dict.fromkeys(by_layer, 1), by_layer
+    of_layer = {layer: n // size[layer] for layer, n in n_heads.items()}
+    others = other_sets(of_layer, groups)
+    kind = "none" if not others else "groups" if max(size.values()) > 1 else "heads"
+    return SetControl(kind, others, of_layer, groups, size)
 
 
 def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:

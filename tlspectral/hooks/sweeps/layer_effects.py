@@ -4,10 +4,9 @@ A replay is a run of the model from the layer of the head on (or the first layer
 ablated. Several replays share a batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,12 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.parts.checked_calls import bound_parts, control_of
 from tlspectral.hooks.parts.removal import Removal, root_mean_square
-from tlspectral.hooks.sweeps.controls import FrequencySets, HeadSet, frequency_sets, head_sets, unpadded
+from tlspectral.hooks.sweeps.controls import FrequencySets, HeadSet, frequency_sets, set_control, unpadded
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, group_name
 from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.control_tests import beside_control
 from tlspectral.tasks.metric_value import sign_flip_floor, sign_flip_p, standard_error
@@ -289,6 +288,19 @@ def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dic
     return heads_of_sets
 
 
+def group_sets(view: AttentionView, layers: Iterable[int]) -> dict[str, dict[int, list[int]]]:
+    """Return all key/value groups of some layers as sets: a dict from "L5KV1" to a dict from layer to query heads.
+
+    `view` is the model. In a layer without shared keys each head is a group.
+    """
+    sets = {}
+    for layer in layers:
+        size = view.heads_per_group(layer)
+        for group in range(view.n_heads(layer) // size):
+            sets[group_name(layer, group)] = {layer: list(range(group * size, (group + 1) * size))}
+    return sets
+
+
 def set_table(
     part: Part,
     sequences: TaskSequences,
@@ -300,26 +312,39 @@ def set_table(
     """Return a DataFrame with a row per set: its heads ablated together, compared with random sets of equal size.
 
     With `layer, head` (both -1), `name` of the set, `value, delta, delta_se, delta_p, delta_p_floor, score_rms`
-    (NaN), and with draws the control (`control_delta, control_p`, ...). Its attrs have the intact values. `part` is the
-    removed part, `sequences` are the prompts with the metric, `sets` is a dict from name to heads by layer, `draws` the
-    number of random sets for each, `seed` draws them. `prepared`: the run without ablation and its value on each
-    sequence.
+    (NaN), and with draws the control (`control_delta, control_p`, ...; NaN for a set that fills its layers). Its attrs
+    have the intact values. `part` is the removed part, `sequences` are the prompts with the metric, `sets` is a dict
+    from name to heads by layer, `draws` the number of random sets for each, `seed` draws them. `prepared`: the run
+    without ablation and its value on each sequence.
     """
     intact, intact_value = prepared
     view = intact.view
-    measured: list[list[HeadSet]] = []
+    runs: list[HeadSet] = []  # each is ablated once
+    runs_of_sets: list[list[int]] = []  # indices into `runs`: of the set, then of its control
+    of_groups: dict[tuple[tuple[int, int], ...], int] = {}
     for by_layer in sets.values():
         own: HeadSet = [(layer, head) for layer, heads in by_layer.items() for head in heads]
-        n_heads = {layer: view.n_heads(layer) for layer in by_layer}
-        drawn = head_sets(n_heads, by_layer, draws, np.random.default_rng(seed)) if draws else []
-        measured.append([own, *drawn])
-    values_of_sets = set_values(part, sequences, [*chain(*measured)], intact).split([*map(len, measured)])
+        control = set_control(view, by_layer)
+        drawn = control.sets(draws, np.random.default_rng(seed)) if draws else []
+        runs_of_sets.append([])
+        for ablated in (own, *drawn):
+            index = len(runs)
+            # The groups of a layer are each other's control, so the same group is in many rows.
+            if control.kind == "groups":
+                index = of_groups.setdefault(tuple(ablated), index)
+            if index == len(runs):
+                runs.append(ablated)
+            runs_of_sets[-1].append(index)
+    values_of_runs = set_values(part, sequences, runs, intact).numpy()
     tables = []
-    for name, of_set in zip(sets, values_of_sets, strict=True):
-        values = of_set.numpy()
+    for name, indices in zip(sets, runs_of_sets, strict=True):
+        values = values_of_runs[indices]
         deltas = effects_of(part, sequences, values, intact_value)
         names = {"layer": [-1], "head": [-1], "name": [name]}
-        tables.append(effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed, sequences.distinct))
+        controls = deltas[None, 1:]
+        if draws and not controls.shape[1]:
+            controls = np.full((1, 1, deltas.shape[1]), np.nan)  # columns of the control without a draw
+        tables.append(effect_rows(names, values[:1], deltas[:1], controls, seed, sequences.distinct))
     table = stacked(tables).assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
     return table

@@ -20,7 +20,7 @@ from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.removed_off_target import keyword, refuse_off_target
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.at_position import effects_at_position
-from tlspectral.hooks.sweeps.controls import SETS, other_heads
+from tlspectral.hooks.sweeps.controls import SETS, SetControl, other_heads, set_control
 from tlspectral.hooks.sweeps.layer_effects import (
     LayerEffects,
     LayerReplays,
@@ -28,6 +28,7 @@ from tlspectral.hooks.sweeps.layer_effects import (
     chosen_sets,
     effect_rows,
     effects_of,
+    group_sets,
     layer_effects,
     set_table,
 )
@@ -122,13 +123,15 @@ def ablation_sweep(
         model: a TransformerBridge or HookedTransformer.
         part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output" (the output on the paired
             prompt if the task has pairs, else zero, replaces it), or a value of `tls.parts`.
-        heads: "L5H1", (5, 1), "L5", or a list. A dict such as `{"movers": ["L9H9", "L10H0"]}` has a row per set, whose
-            heads are removed together. Default: all heads.
+        heads: "L5H1", (5, 1), "L5", "L5KV1" (a key/value group), or a list. A dict such as `{"movers": ["L9H9",
+            "L10H0"]}` has a row per set, whose heads are removed together; "groups" has one per key/value group.
+            Default: all heads.
         task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
         at: positions of the task, names or numbers: the part is removed at each alone, a row for each.
         control: "random" also removes random parts of equal size; for parts of the mask or of z, the part of other
             heads of the layer.
-        draws: random parts per head (default 5), other heads (default all) or random sets per set (default 19).
+        draws: random parts per head (default 5), other heads (default all) or random sets per set (default 19; random
+            groups for a set of whole groups).
         screen: "gradient" estimates all heads by one backward pass, then measures the 20 heads with the largest
             estimates and 20 random others.
         folder: keeps finished layers; the same call resumes from it.
@@ -150,7 +153,9 @@ def ablation_sweep(
     with measured(model) as view:
         removed = part_of(part)
         sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
-        by_layer = {} if isinstance(heads, Mapping) else chosen_heads(view, heads, removed)
+        if isinstance(heads, str) and heads.strip() == "groups":
+            sets = group_sets(view, chosen_heads(view, None, removed))
+        by_layer = {} if sets is not None else chosen_heads(view, heads, removed)
         if sets is None and not by_layer:
             raise ValueError("heads= names no heads: give some, or leave it out for all heads")
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
@@ -160,6 +165,8 @@ def ablation_sweep(
         listed = listed_positions(at) if removed.at is None else [removed.at]
         asked, placed = placed_parts(view, sequences, [removed], listed)
         per_head = 0 if control is None else _draws(view, None if sets else by_layer, placed[0], draws)
+        controls = {name: set_control(view, of_set) for name, of_set in (sets or {}).items() if per_head}
+        _warn_of_few(controls, draws)
         measurement = Measurement(
             ABLATION_SWEEP,
             {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **_positions(asked)},
@@ -205,6 +212,7 @@ def ablation_sweep(
             **attrs,
             **placed[0].noted,
             **({} if sets is None else {"sets": {name: _names(of_set) for name, of_set in sets.items()}}),
+            **({"control_of_sets": {name: one.kind for name, one in controls.items()}} if controls else {}),
             draws=per_head,
             higher_is_better=sequences.higher_is_better,
             **sequences.recorded(view),
@@ -314,11 +322,12 @@ def sweep_jobs(
         length = sequences.tokens.shape[1] - (0 if part.at is None else int(part.at.min()))
         n_tokens = len(sequences.tokens) * length
         if of_sets:
-            sizes = {name: (1 + per_head) * n_tokens for name in own}
+            sizes = {names: runs * n_tokens for names, runs in _set_replays(view, own, per_head).items()}
         else:
-            sizes = {layer: _replays(view, part, layer, heads, per_head) * n_tokens for layer, heads in own.items()}
+            runs = {layer: _replays(view, part, layer, heads, per_head) for layer, heads in own.items()}
+            sizes = {(layer,): n * n_tokens for layer, n in runs.items()}
         for together in filled(sizes, tokens):
-            group = {key: own[key] for key in together}
+            group = {key: own[key] for keys in together for key in keys}
             numbers = [[*own].index(key) for key in group] if of_sets else group
             which = "-".join(f"{number:03d}" for number in dict.fromkeys((min(numbers), max(numbers))))
             make = partial(set_table if of_sets else _table, part, sequences, per_head, seed, group)
@@ -335,6 +344,54 @@ def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draw
     """
     most = len(heads) * (1 + draws)
     return min(most, view.n_heads(layer)) if part.beside_heads else most
+
+
+def _set_replays(
+    view: AttentionView, sets: Mapping[str, dict[int, list[int]]], draws: int
+) -> dict[tuple[str, ...], int]:
+    """Return the number of ablated runs of sets that belong into one job, a dict from the names of these sets.
+
+    `view` is the model, `sets` is a dict from name to heads by layer, `draws` the number of controls per set.
+    Consecutive sets of equally many key/value groups of the same layers belong together, because each is a control of
+    the others and is run once. Any other set stands alone.
+    """
+    replays: dict[tuple[str, ...], int] = {}
+    before = None
+    for name, by_layer in sets.items():
+        control = set_control(view, by_layer) if draws else None
+        shape = None
+        if control is not None and control.kind == "groups":
+            shape = [(layer, len(groups)) for layer, groups in control.chosen.items()]
+        if control is None or shape is None:
+            replays[(name,)] = 1 + draws
+        elif shape != before:
+            replays[(name,)] = 1 + min(draws, control.others)
+        else:
+            *_, (names, runs) = replays.items()
+            del replays[names]
+            replays[(*names, name)] = min(runs + 1 + min(draws, control.others), 1 + control.others)
+        before = shape
+    return replays
+
+
+def _warn_of_few(controls: Mapping[str, SetControl], draws: int | None) -> None:
+    """Warn of sets without a control, and of fewer other sets of groups than the `draws` that the user asked for.
+
+    `controls`: dict from the name of a set to its control. `draws`: None for the default.
+    """
+    without = [name for name, control in controls.items() if control.kind == "none"]
+    if without:
+        warn_caller(
+            f"{shown(without)}: a set of all heads of its layers has no other heads as a control, so control_p is NaN: "
+            "leave control= out, or give sets that leave heads"
+        )
+    few = {name: control.others for name, control in controls.items() if control.kind == "groups"}
+    if draws is not None and few and min(few.values()) < draws:
+        name = min(few, key=few.__getitem__)
+        warn_caller(
+            f"draws={draws}, but the control of {name!r} is other sets of key/value groups of its layers, at most "
+            f"{few[name]}: control_p cannot be below 1 / {1 + few[name]}"
+        )
 
 
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:

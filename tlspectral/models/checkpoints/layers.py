@@ -152,6 +152,15 @@ class WeightFiles:
                 raise UnsupportedArchitecture(f"layer {index}: {skipped.reason}")
         return int(self.config.num_attention_heads)
 
+    def heads_per_group(self, index: int) -> int:
+        """Return the number of query heads that share the keys and values of layer `index`, as `AttentionView` does.
+
+        It reads the layer's weights, because configs name this number in many ways. Raises BadWeights or
+        UnsupportedArchitecture if the layer cannot be read.
+        """
+        with self.layer(index) as view:
+            return view.heads_per_group(0)
+
     @property
     def source(self) -> dict[str, Any]:
         """Origin of the weights, a dict: `model`, `revision`, `backend`; if they apply also further keys.

@@ -44,7 +44,17 @@ from tlspectral.models.reading.layer import (
 )
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, is_centred
 from tlspectral.models.reading.reader import Reader
-from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, named_heads, which_exist
+from tlspectral.selection import (
+    Head,
+    Heads,
+    from_end,
+    group_heads,
+    named_head,
+    named_heads,
+    only_pair,
+    recorded_groups,
+    which_exist,
+)
 
 READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
 """The module that reads each kind of model, by its backend."""
@@ -284,6 +294,15 @@ class AttentionView:
         known = self.__dict__.get("_found")  # one layer alone is read where not all have been
         return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
+    def heads_per_group(self, index: int) -> int:
+        """Return the number of query heads that share the keys and values of layer `index`; 1 if heads share none.
+
+        It is the number of heads that the receiver "L5KV0.k" reaches: in latent attention, all heads of the layer.
+        Raises BadHead if the layer does not exist.
+        """
+        raw = self.raw(index)
+        return len(raw.w_q) // raw.n_kv_receivers
+
     def rotary(self, index: int) -> RotaryGeometry | None:
         """Return the rotary geometry of a layer, None without rotary positions.
 
@@ -434,7 +453,8 @@ class AttentionView:
         except (UnsupportedArchitecture, BadWeights):
             return {**self.source, "n_layers": self.n_layers}
         state = {"processing": self.processing} if processing and digests else {}
-        return {**self.source, **state, **recorded_weights(digests, self.n_layers)}
+        groups = recorded_groups({index: self.heads_per_group(index) for index in digests})
+        return {**self.source, **state, **recorded_weights(digests, self.n_layers), **groups}
 
     @property
     def processing(self) -> dict[str, bool]:
@@ -578,25 +598,27 @@ def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
     """Return the chosen heads as a dict from layer to a list of heads, all sorted, without duplicates.
 
     view: an `AttentionView` or `WeightFiles`. heads: names such as "L5H1", (layer, head), "L5" for every head of layer
-    5, or a list of these; None: all heads. Raises BadHead if a layer or head does not exist, or if `heads` has another
-    form.
+    5, "L5KV1" for the query heads of a key/value group, or a list of these; None: all heads. Raises BadHead if a layer,
+    head or group does not exist, or if `heads` has another form.
     """
     if heads is None:
         return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
     chosen: dict[int, set[int]] = {}
-    for layer, head in named_heads(heads):
-        index = from_end(layer, view.n_layers)
+    for named in named_heads(heads):
+        index = from_end(named.layer, view.n_layers)
         if index is None:
-            missing = f"L{layer}" if head is None else head_name(layer, head)
-            raise BadHead(f"{missing} does not exist: the model has layers {which_exist(layer, view.n_layers)}")
+            raise BadHead(
+                f"{named.name} does not exist: the model has layers {which_exist(named.layer, view.n_layers)}"
+            )
         n_heads, wanted = view.n_heads(index), chosen.setdefault(index, set())
-        if head is None:
+        if named.group is not None:
+            wanted.update(group_heads(named._replace(layer=index), n_heads, view.heads_per_group(index)))
+            continue
+        if named.head is None:
             wanted.update(range(n_heads))
             continue
-        if (counted := from_end(head, n_heads)) is None:
-            raise BadHead(
-                f"{head_name(layer, head)} does not exist: layer {index} has heads {which_exist(head, n_heads)}"
-            )
+        if (counted := from_end(named.head, n_heads)) is None:
+            raise BadHead(f"{named.name} does not exist: layer {index} has heads {which_exist(named.head, n_heads)}")
         wanted.add(counted)
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
 
@@ -604,8 +626,9 @@ def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
 def one_head(view: Any, head: Head) -> tuple[int, int]:
     """Return (layer, head) of one head, both counted from 0.
 
-    view: an `AttentionView` or `WeightFiles`. head: a name such as "L5H1", or (layer, head). Raises BadHead if it does
-    not exist.
+    view: an `AttentionView` or `WeightFiles`. head: a name such as "L5H1", or (layer, head); "L5KV1" if no other head
+    shares its keys. Raises BadHead if it does not exist, or is a group of several heads.
     """
-    [(layer, [index])] = heads_by_layer(view, [head_pair(head)]).items()
-    return layer, index
+    named = named_head(head)
+    [(layer, heads)] = heads_by_layer(view, [named.name]).items()
+    return only_pair([(layer, index) for index in heads], named.name)

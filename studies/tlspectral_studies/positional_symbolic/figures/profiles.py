@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from tlspectral.plots.positional_planes import POSITIONAL, SCORES, SYMBOLIC, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
-from tlspectral.selection import Head, Heads, head_name, head_pairs, pair_in_table
+from tlspectral.selection import Head, Heads, head_name, pair_in_table, pairs_in_table
 from tlspectral.tables.schema import require, require_one_row
 
 _KEYS = ["layer", "head", "frequency"]
@@ -38,7 +38,7 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
     which those with large logits outweigh the others.
     """
     require_frequencies(frequencies)
-    pairs = [pair_in_table(pair, frequencies, "the table") for pair in head_pairs(heads)]
+    pairs = pairs_in_table(heads, frequencies, "the table")
     tables = {pair: of_head(frequencies, pair).sort_values("frequency") for pair in pairs}
     if not tables:
         raise ValueError("no heads are named: give at least one")
