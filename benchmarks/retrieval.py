@@ -28,6 +28,7 @@ Amended on 29 November 2026, before any number was read: 20 prompts of 80 tokens
 much time.
 """
 
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -151,25 +152,34 @@ def effects_of(model_name: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@app.command()
-def page() -> None:
-    """Print the tables of the page from the stored tables."""
+def rows_of_page() -> Iterator[str]:
+    """Yield the rows of the tables of the page, from the stored tables."""
+    for name in MODELS:
+        intact = pd.read_csv(FOLDER / f"{name}-removed.csv").iloc[0, 3:].to_numpy(float)
+        yield f"| {MODELS[name]} | {intact.mean():.2f} ± {sem(intact):.2f} |"
     every = pd.concat([effects_of(name).assign(model=name) for name in MODELS], ignore_index=True)
     every["qvalue"] = tls.stats.benjamini_hochberg(every["pvalue"]).q
-    for row in every.itertuples():
-        print(f"| {MODELS[row.model]} | {SCORES[row.score]} | {row.heads.replace(' ', ', ')} | {row.effect:.2f} ± "
-              f"{row.effect_se:.2f} | {row.random:.2f} | {row.excess:.2f} ± {row.excess_se:.2f} | {row.pvalue:.3f} | "
-              f"{row.qvalue:.3f} |")  # fmt: skip
-    for name, of_model in every.groupby("model", sort=False):
-        for (_, a), (_, b) in combinations(of_model.iterrows(), 2):
-            paired = a["by_prompt"] - b["by_prompt"]
-            print(f"| {MODELS[name]} | {a['score']} less {b['score']} | {paired.mean():.2f} ± {sem(paired):.2f} |")
-    for name in MODELS:
-        for row in pd.read_csv(FOLDER / f"{name}-correlations.csv").itertuples():
-            print(f"| {MODELS[name]} | {row.a}, {row.b} | {row.rank_correlation:.2f} ± {row.rank_correlation_se:.2f} |")
-        removed = pd.read_csv(FOLDER / f"{name}-removed.csv")
-        intact = removed.iloc[0, 3:].to_numpy(float)
-        print(f"{MODELS[name]}: intact {intact.mean():.2f} ± {sem(intact):.2f}")
+    for _, row in every.iterrows():
+        yield (
+            f"| {MODELS[row['model']]} | {SCORES[row['score']]} | {row['heads'].replace(' ', ', ')} | "
+            f"{row['effect']:.2f} ± {row['effect_se']:.2f} | {row['random']:.2f} | "
+            f"{row['excess']:.2f} ± {row['excess_se']:.2f} | {row['pvalue']:.3f} | {row['qvalue']:.2f} |"
+        )
+    by_score = {(row["model"], row["score"]): row["by_prompt"] for _, row in every.iterrows()}
+    for a, b in combinations(SCORES, 2):
+        paired = [by_score[name, a] - by_score[name, b] for name in MODELS]
+        yield f"| {a} less {b} | " + " | ".join(f"{one.mean():.2f} ± {sem(one):.2f}" for one in paired) + " |"
+    tables = [pd.read_csv(FOLDER / f"{name}-correlations.csv") for name in MODELS]
+    for rows in zip(*(table.to_dict("records") for table in tables), strict=True):
+        numbers = [f"{row['rank_correlation']:.2f} ± {row['rank_correlation_se']:.2f}" for row in rows]
+        yield f"| {rows[0]['a']}, {rows[0]['b']} | " + " | ".join(numbers) + " |"
+
+
+@app.command()
+def page() -> None:
+    """Print the rows of the tables of the page."""
+    for row in rows_of_page():
+        print(row)
 
 
 def figures() -> dict[str, Figure]:

@@ -113,7 +113,7 @@ def cache_prices(
 
     Raises:
         BadHead, ValueError, TypeError: a group or row does not exist or is too short, or a row is in both.
-        EditNotHonored, UnsupportedArchitecture: as `tls.ablate` with `tls.parts.LongRange`.
+        EditNotHonored: the model discards the mask. UnsupportedArchitecture: it is an encoder.
 
     Not established: a price on other text or lengths, or of several sets that are each cheap alone. A group of a layer
     has few others, so its `excess_p` cannot be small.

@@ -186,10 +186,9 @@ def detect_heads(
         DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?,
         dup, dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
         pattern?, pattern_se?, pattern_p?, pattern_largest?, pattern_largest_se?, pattern_largest_p?`. Scores are mean
-        attention probabilities, 0 to 1 (`prev_first`: `prev` in the first r); `_se` is the standard error over
-        sequences; `_p` the share of random heads, with the head itself, that reach the score. For `prompts`,
-        `tls.tables.describe_table("detect_heads.prompts")` lists more. `attrs["chance"]`: the scores of uniform
-        attention.
+        attention probabilities (`prev_first`: `prev` in the first r; `pattern_largest`: share of queries whose largest
+        attention is on a marked key); `_se` is the standard error over sequences; `_p` the share of random heads that
+        reach the score. `tls.tables.describe_table("detect_heads.prompts")` lists more for `prompts`.
 
     Raises:
         ValueError, TypeError: prompts or a pattern that cannot be read, fewer than two sequences, `max_se` not above 0,
