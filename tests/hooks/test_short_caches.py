@@ -104,7 +104,7 @@ def test_of_a_whole_layer_no_random_set_can_differ():
 
 
 def test_groups_are_chosen_by_distant_attention_on_other_rows():
-    table = prices(choose=OTHERS, share=0.25, groups=False)
+    table = prices(chosen_on=OTHERS, share=0.25, groups=False)
     at = torch.arange(24)
     distant = (at[:, None] - at >= WINDOW) & (at >= SINKS)
     mass = tls.detect_heads(llama(), prompts=OTHERS, pattern=distant.double())
@@ -114,7 +114,7 @@ def test_groups_are_chosen_by_distant_attention_on_other_rows():
     own = prices().set_index("name").loc[f"L{layer}KV{group}"]
     assert table.loc[0, "delta"] == pytest.approx(own["delta"], abs=1e-6)  # float32 of other batches
     with pytest.raises(ValueError, match="chosen on rows that price nothing"):
-        prices(choose=ROWS[3:4])
+        prices(chosen_on=ROWS[3:4])
 
 
 def test_fewer_than_eight_rows_have_no_error():
@@ -147,11 +147,16 @@ def test_a_folder_is_resumed_and_the_table_is_kept(tmp_path):
         ({"windows": [0]}, ValueError, "a window is a number of keys"),
         ({"windows": [21]}, ValueError, "row 0 has 24 tokens, and behind a window of 21 and 2 first tokens nothing"),
         ({"groups": False}, ValueError, "groups=False prices nothing"),
+        (
+            {"groups": ["L0KV1"]},
+            TypeError,
+            "groups= must be True .*, or a dict of sets; found",
+        ),
         ({"groups": {"a": []}}, ValueError, "the set 'a' has no heads"),
         ({"groups": {"a": ["L0H1"]}}, ValueError, "has L0H1, a part of L0KV0, whose heads share one cache"),
         ({"groups": {"a": ["L9"]}}, BadHead, "does not exist"),
-        ({"choose": OTHERS[:, :6]}, ValueError, "choose: row 0 has 6 tokens"),
-        ({"choose": OTHERS, "share": 0.01}, ValueError, "of 4 groups is none or all of them"),
+        ({"chosen_on": OTHERS[:, :6]}, ValueError, "chosen_on: row 0 has 6 tokens"),
+        ({"chosen_on": OTHERS, "share": 0.01}, ValueError, "of 4 groups is none or all of them"),
         ({"draws": 0}, ValueError, "draws is a number of random sets"),
     ],
 )

@@ -38,7 +38,7 @@ from tlspectral.tasks.task import Task
 from tlspectral.tasks.task_sequences import MetricValues, TaskSequences, task_sequences
 
 CHOSEN = "least distant attention"
-"""Name of the set of groups that `choose=` chooses."""
+"""Name of the set of groups that `chosen_on=` chooses."""
 
 CACHE_PRICES = Schema(
     "cache_prices",
@@ -75,7 +75,7 @@ def cache_prices(
     windows: Any,
     sinks: int = 4,
     groups: bool | Mapping[str, Any] = True,
-    choose: Any = None,
+    chosen_on: Any = None,
     share: float = 0.5,
     draws: int = 39,
     folder: str | os.PathLike[str] | None = None,
@@ -100,9 +100,9 @@ def cache_prices(
         sinks: first tokens that stay visible, the start token among them. Default: 4.
         groups: True (default): each key/value group alone. False: none. A dict {"name": ["L5KV1", ...]}: each set of
             whole groups together ("L5": all groups of a layer; heads must be whole groups).
-        choose: other rows, none of which is in `prompts`. Adds a set for each window: the groups whose heads give the
+        chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups whose heads give the
             least attention to what would be hidden, on these rows (largest of a group's heads).
-        share: share of all groups that `choose` chooses. Default: half.
+        share: share of all groups that `chosen_on` chooses. Default: half.
         draws: random sets beside each set, with as many groups of each layer. Default: 39, so the smallest p is .025.
         folder: keeps a file per window and layer or set; the same call resumes from it.
         seed: seed of the random sets.
@@ -118,22 +118,27 @@ def cache_prices(
     Not established: a price on other text or lengths, or of several sets that are each cheap alone. A group of a layer
     has few others, so its `excess_p` cannot be small.
     """
+    if not isinstance(groups, bool | Mapping):
+        raise TypeError(
+            f"groups= must be True (each group alone), False, or a dict of sets; found {shown(groups)}: for example "
+            'groups={"short": ["L5KV1", "L6KV0"]}'
+        )
     sinks = counted(sinks, 0, "sinks is a number of first tokens")
     draws = counted(draws, 1, "draws is a number of random sets")
     sizes = _windows(windows)
     with measured(model) as view:
         require_causal(view, "hidden keys are those before a query")
         given = _given_sets(view, groups) if isinstance(groups, Mapping) else {}
-        if groups is False and choose is None:
-            raise ValueError("groups=False prices nothing: give groups=True, a dict of sets, or choose=")
+        if groups is False and chosen_on is None:
+            raise ValueError("groups=False prices nothing: give groups=True, a dict of sets, or chosen_on=")
         _require_length(read_prompts(view, prompts).lengths, max(sizes), sinks, "prompts")
         task = Task(prompts, next_token_loss, predict=slice(min(sizes) + sinks, -1), higher_is_better=False)
         sequences = task_sequences(view, task)
         width = sequences.tokens.shape[1]
         tails = {size: replace(sequences, metric=_Tail(width - 1 - size - sinks)) for size in sizes}
         sets = {size: dict(given) for size in sizes}
-        if choose is not None:
-            for size, chosen in _least_distant(view, choose, sequences, sizes, sinks, share, seed).items():
+        if chosen_on is not None:
+            for size, chosen in _least_distant(view, chosen_on, sequences, sizes, sinks, share, seed).items():
                 sets[size][CHOSEN] = chosen
         measurement = Measurement(
             CACHE_PRICES,
@@ -328,7 +333,7 @@ def _given_sets(view: AttentionView, groups: Mapping[str, Heads]) -> dict[str, d
 
 def _least_distant(
     view: AttentionView,
-    choose: Any,
+    chosen_on: Any,
     priced: TaskSequences,
     sizes: list[int],
     sinks: int,
@@ -337,13 +342,15 @@ def _least_distant(
 ) -> dict[int, dict[int, list[int]]]:
     """Return for each window the groups with the least attention to keys outside of it and of the first tokens.
 
-    A group's attention is the largest of its heads', mean over the queries of the rows `choose` that have such keys.
+    A group's attention is the largest of its heads', mean over the queries of the rows `chosen_on` that have such keys.
     `priced` are the rows that are priced. Raises ValueError if a row is in both, or a row is too short.
     """
-    rows = packed_prompts(view, choose)
-    _require_length(rows.lengths, max(sizes), sinks, "choose")
+    rows = packed_prompts(view, chosen_on)
+    _require_length(rows.lengths, max(sizes), sinks, "chosen_on")
     if bool(within(view, rows, priced).any()) or bool(within(view, priced, rows).any()):
-        raise ValueError("choose= has a row of prompts=: groups are chosen on rows that price nothing; give other rows")
+        raise ValueError(
+            "chosen_on= has a row of prompts=: groups are chosen on rows that price nothing; give other rows"
+        )
     every = [*group_sets(view, view.layers).values()]
     n = round(share * len(every))
     if not 0 < n < len(every):
