@@ -100,8 +100,8 @@ def cache_prices(
         sinks: first tokens that stay visible, the start token among them. Default: 4.
         groups: True (default): each key/value group alone. False: none. A dict {"name": ["L5KV1", ...]}: each set of
             whole groups together ("L5": all groups of a layer; heads must be whole groups).
-        chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups whose heads give the
-            least attention to what would be hidden, on these rows (largest of a group's heads).
+        chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups whose heads give
+            the least attention to what would be hidden, on these rows (largest of a group's heads).
         share: share of all groups that `chosen_on` chooses. Default: half.
         draws: random sets beside each set, with as many groups of each layer. Default: 39, so the smallest p is .025.
         folder: keeps a file per window and layer or set; the same call resumes from it.
