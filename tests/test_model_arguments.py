@@ -1,6 +1,7 @@
 """What is no model is refused by every public function that takes one, in words that say what is accepted."""
 
 from contextlib import ExitStack
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -17,6 +18,7 @@ MORE = {
     "ablation_sweep": ("symmetric",),
     "bake": ("L0H1",),
     "band_effects": ("L0H1",),
+    "cache_prices": ([[1, 2, 3]],),
     "evaluate": ("induction",),
     "edge_effects": ("L1H1.k",),
     "head_directions": ("L0H1",),
@@ -28,6 +30,7 @@ MORE = {
     "relative_position_kernel": ("L0H1",),
     "scores": ([1, 2, 3], "L0H1"),
 }
+KEYWORDS = {"cache_prices": {"windows": 2}}
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
 PAIRS = tls.logit_difference([[1, 2]], 1, 2, counterfactual=[[3, 2]])
 MORE |= {"faithfulness": (pd.DataFrame(), PAIRS), "run_circuit": ([], PAIRS), "check_hook": (None, "L0H1")}
@@ -51,9 +54,9 @@ def test_what_is_no_model_is_a_type_error_that_says_what_is_accepted(name):
     for what, given in NO_MODELS.items():
         if (what == "text" and name in NAMES_TOO) or (what == "a model of transformers" and name in OBJECTS_TOO):
             continue
-        arguments = (given(), *MORE.get(name, ()))
+        call = partial(function, given(), *MORE.get(name, ()), **KEYWORDS.get(name, {}))
         with pytest.raises(TypeError, match=accepted):
-            _ = ExitStack().enter_context(function(*arguments)) if name == "ablate" else function(*arguments)
+            _ = ExitStack().enter_context(call()) if name == "ablate" else call()
 
 
 def test_every_function_of_a_model_is_among_them():

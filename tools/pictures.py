@@ -25,6 +25,7 @@ BENCHMARKS = (
     "modes",
     "on_text",
     "positional_256",
+    "retrieval",
     "stable_edges",
     "steering",
     "twins",

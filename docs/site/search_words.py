@@ -22,7 +22,10 @@ WORDS: dict[str, tuple[str, ...]] = {
         "function vector",
         "function vectors",
         "EditNotHonored",
+        "KV cache",
+        "kvpress",
     ),
+    "results/retrieval.md": ("retrieval head", "needle", "haystack", "LOCOS", "QRHead"),
     "grouped_keys.md": (
         "GQA",
         "MQA",

@@ -77,7 +77,7 @@ def test_pairs_are_printed_in_their_text(folder, tmp_path, file):
 def test_a_score_is_divided_as_in_python(folder, tmp_path, by):
     options = ["--prompt", PROMPTS[0], "--by", by, "--top", 3, *(["--remove", 1] if by == "source" else [])]
     model, remove = tls.load_model(folder), 1 if by == "source" else None
-    done = succeed("attribution", folder, "L1H0", *options, "--query", -1, "--key", 1, *outputs(tmp_path))
+    done = succeed("attribution", folder, "L1H0", *options, "--query", -1, "--key", "w5", *outputs(tmp_path))
     expected = tls.qk_attribution(model, PROMPTS[0], "L1H0", -1, 1, by=by, top=3, remove=remove)
     lines = assert_written(tmp_path, done, expected)
     assert f"score {expected.attrs['score']:.3f}, attention {expected.attrs['attention']:.3f}" in lines[0]

@@ -28,6 +28,18 @@ def marked_keys(row, *, prompts=False, causal=True):
     return {score: {query: [query - back] for query in queries} for score, (queries, back) in wanted.items()}
 
 
+def largest_on(pattern, keys_of):
+    """Share of queries whose largest attention is on a marked key, ties shared out, of a pattern [head, query, key]."""
+    shares = []
+    for head in pattern:
+        hits = []
+        for query, keys in keys_of.items():
+            top = [key for key, value in enumerate(head[query]) if value == head[query].max()]
+            hits += [sum(key in keys for key in top) / len(top)] if keys else []
+        shares.append(np.mean(hits))
+    return np.array(shares)
+
+
 def scores_of(pattern, marked):
     """Mean attention of queries to their keys, of a pattern [..., query, key]; NaN where no query has a key."""
     scores = {}

@@ -257,9 +257,12 @@ def attribution(
         str, typer.Option("--prompt", metavar="TEXT", help="One prompt; token ids such as 5,6,7 without a tokenizer.")
     ],
     query: Annotated[
-        int | None, typer.Option(help="Position of the token that looks; -1 is the last. Default: see below.")
+        str | None,
+        typer.Option(
+            metavar="POSITION", help="Token that looks: its position (-1 is the last) or its text. Default: see below."
+        ),
     ] = None,
-    key: Annotated[int | None, typer.Option(help="Position of the token that is looked at.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="POSITION", help="Token that is looked at, in this form.")] = None,
     by: Annotated[
         str,
         choice("--by", ("source", "mode", "frequency"), "Terms: earlier heads and MLPs, modes, or rotary frequencies."),
@@ -309,14 +312,13 @@ def attribution(
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     tokens = read_prompt(loaded, prompt)
     if writes:
-        at = -1 if query is None else query
+        at = _position(query or "-1")
         table = tlspectral.ov_attribution(loaded, tokens, names, at)
         said = f"what {head} writes at position {at}, by the token it reads"
         shown = table.loc[:, ["position", "token", "norm", "cosine"]].head(top)
     else:
-        if query is None or key is None:
-            query, key = _largest_pair(loaded, tokens, head)
-        table = tlspectral.qk_attribution(loaded, tokens, head, query, key, by=by, top=top, remove=remove)  # type: ignore[arg-type]
+        pair = (_position(query), _position(key)) if query and key else _largest_pair(loaded, tokens, head)
+        table = tlspectral.qk_attribution(loaded, tokens, head, *pair, by=by, top=top, remove=remove)  # type: ignore[arg-type]
         about = table.attrs
         places = f"{about['query_token']!r} (position {about['query']}) to {about['key_token']!r} ({about['key']})"
         said = f"{head}, {places}: score {about['score']:.3f}, attention {about['attention']:.3f}"
@@ -326,6 +328,14 @@ def attribution(
         typer.echo(said)
         typer.echo(printed(shown, 3))
     _deliver(table, output, form, None if picture is None else tlspectral.plots.qk_attribution(table), picture)
+
+
+def _position(given: str) -> int | str:
+    """Return `--query` or `--key` as a position if it is a whole number, otherwise as the text of a token."""
+    try:
+        return int(given)
+    except ValueError:
+        return given
 
 
 def _largest_pair(model: Any, prompt: Any, head: str) -> tuple[int, int]:

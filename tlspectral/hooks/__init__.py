@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.measured_wall import Wall
     from tlspectral.hooks.path_patching import edge_effects
     from tlspectral.hooks.screening import missed_edges
+    from tlspectral.hooks.short_caches import cache_prices
     from tlspectral.hooks.sufficient.sufficient_heads import sufficient_heads
     from tlspectral.hooks.sweeps.bands import band_effects
     from tlspectral.hooks.sweeps.summary import summarize_sweep
@@ -31,6 +32,7 @@ __all__ = [
     "ablation_sweep",
     "bake",
     "band_effects",
+    "cache_prices",
     "check_hook",
     "edge_effects",
     "faithfulness",

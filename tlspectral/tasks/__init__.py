@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from tlspectral.tasks.embedding import embedding_change
     from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
     from tlspectral.tasks.metric_value import Effect, MetricValue, paired_effect
+    from tlspectral.tasks.needle_prompts import needle
     from tlspectral.tasks.repeated import repeated_sequences
     from tlspectral.tasks.task import Task, induction, language, logit_difference
 
@@ -22,6 +23,7 @@ __all__ = [
     "language",
     "language_loss",
     "logit_difference",
+    "needle",
     "paired_effect",
     "repeated_sequences",
 ]

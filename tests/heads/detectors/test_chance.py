@@ -61,7 +61,7 @@ def test_on_prompts_chance_is_what_uniform_heads_have(name):
     sinks = None if name == "mistral" else "found"  # a window of 8 decides no key
     with uniform_heads(model):
         table = tls.detect_heads(model, prompts=rows, pattern="local", sinks=sinks)
-    names = ["prev", "dup", "ind", "self", *(["next"] if encoder else []), "pattern", *MEASURES]
+    names = ["prev", "dup", "ind", "self", *(["next"] if encoder else []), "pattern", "pattern_largest", *MEASURES]
     names += WITHOUT_SINKS if sinks else []
     assert set(table.attrs["chance"]) == set(names)
     assert_chance_is_measured(model, table, names)
@@ -78,7 +78,7 @@ def test_on_drawn_sequences_chance_is_what_uniform_heads_have(name, length):
     for pattern in (None, "previous_token"):
         with uniform_heads(model):
             table = tls.detect_heads(model, **given, pattern=pattern)
-        names = [*DETECTORS, *(["pattern"] if pattern else [])]
+        names = [*DETECTORS, *(["pattern", "pattern_largest"] if pattern else [])]
         names = [one for one in names if one != "ind" or name not in zoo.ENCODERS]
         assert_chance_is_measured(model, table, names)
         alike = length == 3 or name in ("llama", "bert") or (length == 6 and name in ("mistral", "llama4"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import zoo
 from conformance.scoring import padded
-from plain_detectors import kept_patterns, marked_keys, scores_of
+from plain_detectors import kept_patterns, largest_on, marked_keys, scores_of
 from zoo import shared
 
 import tlspectral as tls
@@ -45,6 +45,34 @@ def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
         np.testing.assert_allclose(table[f"{name}_se"], by_prompt.std(0, ddof=1) / np.sqrt(n), rtol=0, atol=1e-6)
         assert table.attrs["chance"][name] == pytest.approx(np.nanmean([one[name] for one in chance]))
     assert table.attrs["n_sequences"] == len(rows)
+
+
+def test_the_share_of_largest_attention_is_that_of_a_loop():
+    model, rows = shared("bridge", "qwen3"), rows_of_ids()[:4]
+    table = tls.detect_heads(model, prompts=rows, pattern="duplicate", null_draws=3)
+    marked = [marked_keys(row.tolist(), prompts=True)["dup"] for row in rows]
+    counting = [number for number, keys_of in enumerate(marked) if any(keys_of.values())]
+    patterns = [np.concatenate(kept_patterns(model, rows[number][None]), axis=1)[0] for number in counting]
+    plain = np.stack([largest_on(one, marked[number]) for one, number in zip(patterns, counting, strict=True)])
+    assert 0 < plain.mean() < 1
+    # Shares of whole queries: exact but for the order of the sum.
+    np.testing.assert_allclose(table["pattern_largest"], plain.mean(0), rtol=0, atol=1e-12)
+    error = plain.std(0, ddof=1) / np.sqrt(len(plain))
+    np.testing.assert_allclose(table["pattern_largest_se"], error, rtol=0, atol=1e-8)
+    assert table["pattern_largest_p"].isin([0.25, 0.5, 0.75, 1]).all()
+    described = tls.tables.describe_table("detect_heads.prompts").set_index("name")
+    assert "Wu et al. (2404.15574)" in described.loc["pattern_largest", "meaning"]
+
+
+def test_equally_large_keys_share_the_largest_attention():
+    model = shared("bridge", "llama")
+    hooks = [(f"blocks.{layer}.attn.hook_pattern", lambda value, hook: value.gt(0) / value.gt(0).sum(-1, keepdim=True))
+             for layer in range(2)]  # fmt: skip
+    with model.hooks(fwd_hooks=hooks):
+        table = tls.detect_heads(model, prompts=zoo.prompt(2), pattern="local")
+    # Every key that a query sees is equally large, which is the chance level.
+    np.testing.assert_allclose(table["pattern_largest"], table.attrs["chance"]["pattern_largest"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(table["pattern_largest"], table["pattern"], rtol=0, atol=1e-6)  # float32 attention
 
 
 def test_reliability_is_not_of_equal_prompts_in_both_halves():

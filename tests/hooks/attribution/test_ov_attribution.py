@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
+import scipy.stats
 import spectral_zoo
 import torch
 import zoo
@@ -162,6 +163,127 @@ def test_sources_as_dictionary_have_their_own_rows_and_what_they_lack_is_the_err
     assert found_rows["error"] == pytest.approx(expected.drop(["embedding", "L0H1"]).sum(), abs=1e-6)
     errors = table.loc[table["source"] == "error", "contribution"].sum()
     assert table.attrs["error_share"] == pytest.approx(errors / table["contribution"].sum(), rel=1e-12)
+
+
+# --- several prompts ---
+
+
+def both_prompts():
+    """Return two prompts of 24 tokens that differ up to the query, and a direction."""
+    rows = zoo.prompt(2)
+    return rows, one_direction(attention_view(shared("bridge", "qwen2")))
+
+
+@pytest.mark.parametrize("by", ["token", "source", "head"])
+def test_several_prompts_give_the_mean_of_each_and_its_error(by):
+    model, (rows, along) = shared("bridge", "qwen2"), both_prompts()
+    table = tls.ov_attribution(model, rows, "L1", QUERY, direction=along, by=by)
+    labels = [name for name in ("name", "source", "position") if name in table]
+    singles = [
+        tls.ov_attribution(model, row, "L1", QUERY, direction=along, by=by).set_index(labels)["contribution"]
+        for row in rows
+    ]
+    values = np.stack([single.loc[[*map(tuple, table[labels].to_numpy())] if len(labels) > 1 else table["name"]]
+                       for single in singles])  # fmt: skip
+    np.testing.assert_allclose(table["contribution"], values.mean(0), rtol=0, atol=1e-12)  # float64 sums
+    np.testing.assert_allclose(table["contribution_se"], scipy.stats.sem(values), rtol=0, atol=1e-12)
+    attrs = table.attrs
+    assert (attrs["n_prompts"], attrs["n_distinct"], attrs["query"]) == (2, 2, [QUERY, QUERY])
+    assert list(table["contribution"].abs()) == sorted(table["contribution"].abs(), reverse=True)
+    if by == "token":
+        same = {place: str(int(rows[0, place])) for place in range(QUERY + 1) if rows[0, place] == rows[1, place]}
+        assert list(table["token"]) == [same.get(place, "") for place in table["position"]]
+
+
+def test_without_a_direction_lengths_and_cosines_are_means():
+    model, (rows, _) = shared("bridge", "gpt2"), both_prompts()
+    table = tls.ov_attribution(model, rows, "L1H1", QUERY, by="head")
+    singles = [tls.ov_attribution(model, row, "L1H1", QUERY, by="head").loc[0] for row in rows]
+    for name in ("norm", "cosine"):
+        values = [float(single[name]) for single in singles]
+        assert table.loc[0, name] == pytest.approx(np.mean(values), abs=1e-12)
+        assert table.loc[0, f"{name}_se"] == pytest.approx(scipy.stats.sem(values), abs=1e-12)
+
+
+def test_equal_prompts_are_one_observation():
+    model, (rows, along) = shared("bridge", "qwen2"), both_prompts()
+    single = tls.ov_attribution(model, rows[:1], "L1", QUERY, direction=along, by="head")
+    twice = tls.ov_attribution(model, rows[[0, 0]], "L1", QUERY, direction=along, by="head")
+    np.testing.assert_allclose(twice["contribution"], single["contribution"], rtol=1e-12)
+    assert twice["contribution_se"].isna().all()
+    assert (twice.attrs["n_prompts"], twice.attrs["n_distinct"]) == (2, 1)
+    # Other answers make another observation of the same prompt.
+    apart = tls.ov_attribution(model, rows[[0, 0]], "L1", QUERY, direction=([5, 6], [9, 8]), by="head")
+    each = [
+        tls.ov_attribution(model, rows[0], "L1", QUERY, direction=pair, by="head").set_index("name")["contribution"]
+        for pair in ((5, 9), (6, 8))
+    ]
+    assert apart.attrs["n_distinct"] == 2
+    np.testing.assert_allclose(apart["contribution"], (sum(each) / 2)[apart["name"]], rtol=0, atol=1e-12)
+    assert apart.attrs["direction"] == ["'5' - '9'", "'6' - '8'"]
+
+
+def test_a_task_has_names_attention_and_answers_of_its_own():
+    model, (rows, _) = shared("bridge", "llama"), both_prompts()
+    task = tls.logit_difference(rows, [5, 6], [9, 8], positions={"end": -1, "fact": [3, 7]})
+    named = tls.ov_attribution(model, task, None, "end", "fact", direction=task.metric)
+    listed = tls.ov_attribution(model, rows, None, -1, [3, 7], direction=([5, 6], [9, 8]))
+    entries = [(rows[0], -1, 3), (rows[1], -1, 7)]
+    assert named.equals(listed)
+    assert named.attrs == listed.attrs
+    assert tls.ov_attribution(model, entries, None, direction=([5, 6], [9, 8])).equals(listed)
+    assert (named.attrs["query"], named.attrs["key"]) == ([23, 23], [3, 7])
+    assert set(named) == {"layer", "head", "name", "contribution", "contribution_se"}
+    singles = [
+        tls.ov_attribution(model, row, None, -1, direction=pair).set_index(["name", "position"])["contribution"]
+        for row, pair in zip(rows, ((5, 9), (6, 8)), strict=True)
+    ]
+    for row in named.itertuples():
+        expected = (singles[0][row.name, 3] + singles[1][row.name, 7]) / 2
+        assert row.contribution == pytest.approx(expected, abs=1e-12)
+    asked = tls.Task(rows, lambda logits, tokens, mask: logits[:, -1, 0], attention=[[9, 2], [9, 5]])
+    by_attention = tls.ov_attribution(model, asked, "L1H1")
+    assert by_attention.equals(tls.ov_attribution(model, rows, "L1H1", 9))  # key=None is all keys
+
+
+@pytest.mark.parametrize("by", ["token", "source", "head"])
+def test_a_key_keeps_its_own_rows(by):
+    model, (rows, along) = shared("bridge", "qwen2"), both_prompts()
+    whole = tls.ov_attribution(model, rows[0], "L1", QUERY, direction=along, by="token" if by == "head" else by)
+    table = tls.ov_attribution(model, rows[0], "L1", QUERY, 4, direction=along, by=by)
+    kept = whole[whole["position"] == 4]
+    labels = ["name", "source"] if by == "source" else ["name"]
+    np.testing.assert_allclose(
+        table.set_index(labels)["contribution"], kept.set_index(labels)["contribution"].loc[
+            table.set_index(labels).index], rtol=0, atol=1e-15)  # fmt: skip
+    assert (table.attrs["key"], table.attrs["key_token"]) == (4, int(rows[0, 4]))
+
+
+def test_a_position_is_the_text_of_a_token_that_occurs_once(tmp_path):
+    model = tls.load_model(zoo.save_folder("llama", tmp_path / "model", tokenizer=True))
+    prompts = ["w5 w6 w7 w8 w9", "w8 w7 w6 w5 w9"]
+    for attribution in (tls.qk_attribution, tls.ov_attribution):
+        texts = attribution(model, prompts, "L1H1", "w9", "w6")
+        assert texts.equals(attribution(model, prompts, "L1H1", -1, [2, 3]))
+        assert texts.attrs["key"] == [2, 3]
+        listed = attribution(model, [(prompts[0], "w9", "w6"), (prompts[1], -1, 3)], "L1H1")
+        assert listed.equals(texts)
+        one = attribution(model, "w5 w6 w6 w8", "L1H1", "w8", "w5")
+        assert (one.attrs["query"], one.attrs["key"]) == (4, 1)
+        with pytest.raises(ValueError, match=r"key='w6' is 2 tokens of the prompt, at positions 2, 3: give one of"):
+            attribution(model, "w5 w6 w6 w8", "L1H1", -1, "w6")
+        with pytest.raises(ValueError, match="key='w4' is not the text of a token of prompt 0"):
+            attribution(model, prompts, "L1H1", -1, "w4")
+        with pytest.raises(ValueError, match="; it has 'w6'"):
+            attribution(model, prompts, "L1H1", -1, " w6")
+        with pytest.raises(ValueError, match="query='w9' is 2 tokens of prompt 1, at positions 1, 2"):
+            attribution(model, ["w5 w9", "w9 w9"], "L1H1", "w9", 0)
+        task = tls.logit_difference(prompts, "w5", "w6", positions={"w9": -1, "w7": 0})
+        assert attribution(model, task, "L1H1", "w9", "w6").equals(texts)  # both readings are one position
+        with pytest.raises(ValueError, match="query='w7' has two readings: the task's position of this name"):
+            attribution(model, task, "L1H1", "w7", 0)
+        with pytest.raises(ValueError, match="or a position that the task names: 'w9', 'w7'"):
+            attribution(model, task, "L1H1", "w4", 0)
 
 
 # --- directions ---
@@ -383,7 +505,15 @@ VECTOR = torch.ones(48)
         ({"heads": "L9H0"}, BadHead, "does not exist"),
         ({"query": 24}, ValueError, "query 24 is not in the prompt"),
         ({"query": None}, ValueError, "query= must be a whole number"),
-        ({"prompt": zoo.prompt(2)}, ValueError, "what heads write is of one prompt; found 2"),
+        ({"query": 5, "key": 9}, ValueError, "key 9 is behind query 5"),
+        ({"query": None, "key": 9}, TypeError, "only one of query= and key= is given"),
+        ({"query": [3, 4]}, ValueError, "there are 1 prompts"),
+        ({"prompt": zoo.prompt(2), "query": [20, 21]}, ValueError, "differ in the position of the query: give key="),
+        ({"prompt": [(zoo.prompt(2), 3)], "query": None}, ValueError, "an entry of the list has one prompt; found 2"),
+        ({"prompt": [], "query": None}, ValueError, "the list of .* is empty"),
+        ({"direction": ([5, 6], [9, 8])}, ValueError, "correct lists the answers of 2 prompts, and there are 1"),
+        ({"direction": [(5, 9), (6, 8)]}, TypeError, "has two readings, a pair for each prompt or"),
+        ({"direction": ([[5, 6]], [9])}, ValueError, "found 2 correct and 1 wrong answers of a prompt"),
         ({"by": "feature"}, ValueError, "by= must be 'token', 'source' or 'head'"),
         ({"dictionary": 3}, TypeError, "dictionary= must be a tls.Dictionary"),
         ({"direction": "L1H0.k"}, ValueError, "reads before heads of layer 1 write"),

@@ -57,28 +57,37 @@ Pattern = Callable[[Tensor], Any] | Any
 """Keys that count for a query: weights [pos, pos], a function from a prompt's ids to such weights, or a name."""
 
 
-def _scored(name: str, meaning: str) -> tuple[Column, ...]:
+def _scored(name: str, meaning: str, unit: str = "attention probability") -> tuple[Column, ...]:
     """Return three `Column`s (name, unit and meaning) for the score `name`: `<name>`, `<name>_se` and `<name>_p`.
 
-    They are the mean, described by the text `meaning`, its standard error, and p.
+    They are the mean, described by the text `meaning` and its `unit`, its standard error, and p.
     """
     return columns(f"""
-        {name}    | attention probability | {meaning}
-        {name}_se | attention probability | Its standard error over distinct sequences; NaN below two that count.
-        {name}_p? | probability           | Share of draws of the null, the head itself among them, that reach {name}.
+        {name}    | {unit}      | {meaning}
+        {name}_se | {unit}      | Its standard error over distinct sequences; NaN below two that count.
+        {name}_p? | probability | Share of draws of the null, the head itself among them, that reach {name}.
     """)
 
 
-def _at_times(name: str, meaning: str) -> tuple[Column, ...]:
+def _at_times(name: str, meaning: str, unit: str = "attention probability") -> tuple[Column, ...]:
     """Return three `Column`s (name, unit and meaning) for a score `name` that only some tables have: `<name>`,
     `<name>_se` and `<name>_p`.
 
-    They are the mean, described by the text `meaning`, its standard error, and p.
+    They are the mean, described by the text `meaning` and its `unit`, its standard error, and p.
     """
-    return tuple(replace(column, always=False) for column in _scored(name, meaning))
+    return tuple(replace(column, always=False) for column in _scored(name, meaning, unit))
 
 
-_PATTERN = _at_times("pattern", "Mean weighted attention to the keys marked by `pattern=`. NaN where none counts.")
+_LARGEST = "pattern_largest"
+_PATTERN = (
+    *_at_times("pattern", "Mean weighted attention to the keys marked by `pattern=`. NaN where none counts."),
+    *_at_times(
+        _LARGEST,
+        "Share of the queries with a marked key whose largest attention is on a marked key; n equally large keys count "
+        "1 / n each. On the answer in a needle it is the retrieval score of Wu et al. (2404.15574).",
+        "share",
+    ),
+)
 _NEXT = "Mean attention from each query to the token after it, where there is one. For encoders alone."
 DETECT_HEADS = Schema(
     "detect_heads",
@@ -178,10 +187,10 @@ def detect_heads(
     Returns:
         DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?,
         dup, dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
-        pattern?, pattern_se?, pattern_p?`. Scores are mean attention probabilities, 0 to 1 (`prev_first`: `prev` in the
-        first r); `_se` is the standard error over sequences; `_p` the share of random heads, with the head itself, that
-        reach the score. For `prompts`, `tls.tables.describe_table("detect_heads.prompts")` lists more.
-        `attrs["chance"]`: the scores of uniform attention.
+        pattern?, pattern_se?, pattern_p?, pattern_largest?, pattern_largest_se?, pattern_largest_p?`. Scores are mean
+        attention probabilities (`prev_first`: `prev` in the first r; `pattern_largest`: share of queries whose largest
+        attention is on a marked key); `_se` is the standard error over sequences; `_p` the share of random heads that
+        reach the score. `tls.tables.describe_table("detect_heads.prompts")` lists more for `prompts`.
 
     Raises:
         ValueError, TypeError: prompts or a pattern that cannot be read, fewer than two sequences, `max_se` not above 0,
@@ -270,9 +279,9 @@ def measured_detectors(
         attrs |= {"max_se": max_se, "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
         patterns = {**repeated_marks(length, view.causal)}
     patterns |= {} if pattern is None else {"pattern": pattern}
-    names, seen = [*patterns], SeenKeys(view, tokens.shape[1])
+    names, seen = [*patterns, *([] if pattern is None else [_LARGEST])], SeenKeys(view, tokens.shape[1])
     at_once = strips_for(view, tokens.shape[1])
-    marks = Marks(sequences, [*patterns.values()], seen, at_once, causal=view.causal)
+    marks = Marks(sequences, [*patterns.values()], seen, at_once, causal=view.causal, largest=pattern is not None)
     attrs |= strips_noted(at_once)
     if null_draws and len(at_once) > 1:
         raise ValueError(
@@ -299,7 +308,8 @@ def measured_detectors(
     uniform = torch.cat(marks.uniform, dim=-1).sum(-1) / statistics.n_counted
     chance: Any = {name: seen.by_layer(level) for name, level in zip(names, uniform.T.tolist(), strict=True)}
     if length is not None:
-        chance = _chance_of_detectors(length, seen) | ({} if pattern is None else {"pattern": chance["pattern"]})
+        of_pattern = {} if pattern is None else {name: chance[name] for name in ("pattern", _LARGEST)}
+        chance = _chance_of_detectors(length, seen) | of_pattern
         first = chance["prev"]
         if isinstance(first, float) and all(level == first for level in chance.values()) and pattern is None:
             chance = first  # one number for all scores and layers

@@ -167,14 +167,23 @@ class Marks:
 
     `sequences` are the prompts. `patterns` are names, matrices of weights or functions of token ids. `causal`: True
     refuses patterns that mark a key after its query. `strips` are the parts of the prompts whose attention is scored at
-    a time. `uniform` collects, for each batch, the scores of uniform attention under each mask of `seen`: [masks,
-    scores, batch].
+    a time. `largest`: True adds one more score behind those of the patterns, for the last pattern: the share of queries
+    whose largest attention is on a marked key. `uniform` collects, for each batch, the scores of uniform attention
+    under each mask of `seen`: [masks, scores, batch].
     """
 
     def __init__(
-        self, sequences: PackedTokens, patterns: list[Any], seen: SeenKeys, strips: list[Strip], *, causal: bool
+        self,
+        sequences: PackedTokens,
+        patterns: list[Any],
+        seen: SeenKeys,
+        strips: list[Strip],
+        *,
+        causal: bool,
+        largest: bool = False,
     ):
         self.sequences, self.patterns, self.causal, self.strips = sequences, patterns, causal, strips
+        self.largest = largest
         for pattern in patterns:
             if callable(pattern):
                 some = ["some queries"] if takes_queries(pattern) else []
@@ -185,8 +194,8 @@ class Marks:
     def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
         """Return a function and a mask for the sequences in `rows`, by which their attention is scored on all patterns.
 
-        The function maps attention [batch, heads, query, key] in a strip to scores [patterns, batch, heads], which add
-        up over strips. The mask [patterns, batch] is True where a sequence has a query with a marked key.
+        The function maps attention [batch, heads, query, key] in a strip to scores [scores, batch, heads], which add up
+        over strips. The mask [scores, batch] is True where a sequence has a query with a marked key.
         """
         patterns = [_Pattern(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
         kept: dict[int, _Marked] = {}
@@ -194,8 +203,10 @@ class Marks:
         for strip in self.strips:
             weights = [pattern.weights(strip) for pattern in patterns]
             uniform = self._seen.uniform(strip)
-            sums.append(torch.stack([_score(marked, uniform) for marked in weights], dim=1))
-            n_queries.append(torch.stack([scored_queries(marked) for marked in weights]))
+            # All keys of uniform attention are equally large: each counts with its share of the ties.
+            scored = [*weights, (weights[-1] != 0).double()] if self.largest else weights
+            sums.append(torch.stack([_score(marked, uniform) for marked in scored], dim=1))
+            n_queries.append(torch.stack([scored_queries(marked) for marked in scored]))
             marked = _marked(weights)
             n_kept += len(marked.weight)
             if n_kept <= MOST_KEPT or len(self.strips) == 1:
@@ -217,7 +228,11 @@ class Marks:
             n_prompts, n_heads = attention.shape[:2]
             total = torch.zeros(len(patterns) * n_prompts, n_heads, dtype=torch.float64)
             total.index_add_(0, marked.target, seen)
-            return total.unflatten(0, (len(patterns), n_prompts)) / counts.clamp_min(1)[..., None]
+            scores = total.unflatten(0, (len(patterns), n_prompts))
+            if self.largest:
+                of_last = marked.target >= (len(patterns) - 1) * n_prompts
+                scores = torch.cat([scores, _largest_on(marked.where[:, of_last], attention)[None]])
+            return scores / counts.clamp_min(1)[..., None]
 
         return reduce, counts > 0
 
@@ -232,6 +247,27 @@ def _marked(weights: list[Weights]) -> _Marked:
         [index * len(matrix) + mark[:, 0] for index, (matrix, mark) in enumerate(zip(weights, marks, strict=True))]
     )
     return _Marked(target, torch.cat(marks).T, torch.cat([matrix[matrix != 0] for matrix in weights]))
+
+
+def _largest_on(
+    where: Int[Tensor, "3 marks"], attention: Float[Tensor, "batch heads query key"]
+) -> Float64[Tensor, "batch heads"]:
+    """Return the number of each prompt's marked queries whose largest attention is on a marked key, by head.
+
+    `where` has prompt, query and key of each mark; `attention` is that of a layer in a strip. Of n keys with the same
+    largest attention each counts 1 / n.
+    """
+    total = torch.zeros(attention.shape[:2], dtype=torch.float64)
+    for prompt in where[0].unique().tolist():  # the attention of one prompt is copied at a time
+        query, key = where[1:, where[0] == prompt]
+        queries, rank = query.unique(return_inverse=True)
+        marked = torch.zeros(len(queries), attention.shape[-1], dtype=torch.bool)
+        marked[rank, key] = True
+        seen = attention[prompt][:, queries.to(attention.device)]
+        tied = seen == seen.amax(-1, keepdim=True)
+        hits = (tied & marked.to(attention.device)).sum(-1)
+        total[prompt] = (hits.cpu().double() / tied.sum(-1).cpu()).sum(-1)
+    return total
 
 
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:

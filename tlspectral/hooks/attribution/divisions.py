@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.attribution.asked_scores import AskedScore
+from tlspectral.hooks.attribution.asked_positions import AskedPosition
 from tlspectral.hooks.attribution.dictionary import Dictionary
 from tlspectral.hooks.attribution.own_score import QueryRow, query_row
 from tlspectral.hooks.attribution.score_terms import (
@@ -107,7 +107,11 @@ class DividedScore:
 
 
 def divided_score(
-    view: AttentionView, head: tuple[int, int], asked: AskedScore, by: DividedBy, dictionary: Dictionary | None = None
+    view: AttentionView,
+    head: tuple[int, int],
+    asked: AskedPosition,
+    by: DividedBy,
+    dictionary: Dictionary | None = None,
 ) -> DividedScore:
     """Divide one attention score of a head among sources, features, modes or frequencies; return the `DividedScore`.
 
@@ -139,7 +143,7 @@ def divided_score(
     return replace(divided, activations=activations)
 
 
-def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore) -> DividedScore:
+def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedPosition) -> DividedScore:
     """Divide a score among the rotary pairs of the head; return the `DividedScore`.
 
     `head` is (layer, head), `asked` the prompt with the positions of query and key. Rows are named "frequency 0", ...;
@@ -168,7 +172,7 @@ def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore)
 
 
 def _traced(
-    view: AttentionView, head: tuple[int, int], asked: AskedScore, *, sources: bool, every: bool = False
+    view: AttentionView, head: tuple[int, int], asked: AskedPosition, *, sources: bool, every: bool = False
 ) -> tuple[TracedRun, HeadForm, QueryRow]:
     """Run the prompt of a score; return its activations, the head's score function and the query's own scores.
 
@@ -182,6 +186,7 @@ def _traced(
     raw = view.raw(layer)
     require_even_scale(raw, layer, length)
     require_own_projections(raw, layer, "a score cannot be divided, because its latents have norms")
+    assert asked.key is not None  # one score has one key
     positions = [asked.query, asked.key, *(range(length) if every else ())]
     run = traced_run(view, asked.tokens, layer, positions, sources=sources)
     tables = rotation_tables(view, raw.rotary, layer, length, run.captured)

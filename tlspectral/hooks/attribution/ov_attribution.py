@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,17 +15,21 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.errors.settings import checked_settings
-from tlspectral.hooks.attribution.asked_scores import position_in, require_one
+from tlspectral.hooks.attribution.asked_positions import (
+    AskedPosition,
+    AskedPositions,
+    DistinctMean,
+    asked_positions,
+)
 from tlspectral.hooks.attribution.dictionary import ERROR, Dictionary, require_division
 from tlspectral.hooks.attribution.heads_run import HeadsRun, HeadWrite, head_write, heads_run
-from tlspectral.hooks.attribution.ov_directions import Direction, direction_of
+from tlspectral.hooks.attribution.ov_directions import Direction, directions_of
 from tlspectral.hooks.attribution.stream_terms import source_terms
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, nearest_bound, noise_of
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.norms import Normalization, double, folded_bias, folded_weight
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 from tlspectral.models.stream.writes import require_stream
 from tlspectral.selection import Heads
@@ -44,15 +48,23 @@ OV_ATTRIBUTION = Schema(
     (
         *HEAD,
         *columns("""
-            source?       | label            | Head, MLP or embedding that wrote to the key's stream, or a feature; or
-                          |                  | error or bias.
-            position?     | index            | Position of the key that the head attends to.
-            token?        | text             | Token of the key; its id without a tokenizer.
-            contribution? | of the direction | Inner product of the term's write with the direction. With direction=.
-            norm?         | of the stream    | Length of the term's write; under LayerNorm without its mean over
-                          |                  | d_model, which no reader sees. Without direction=.
-            cosine?       | cosine           | Cosine between the term's write and the head's whole write at the query
-                          |                  | (centred as for norm); NaN for a write of 0. Without direction=.
+            source?          | label            | Head, MLP or embedding that wrote to the key's stream, or a feature;
+                             |                  | or error or bias.
+            position?        | index            | Position of the key that the head attends to.
+            token?           | text             | Token of the key; its id without a tokenizer; empty if several
+                             |                  | prompts differ there.
+            contribution?    | of the direction | Inner product of the term's write with the direction. With direction=.
+                             |                  | Over several prompts the mean, 0 where a prompt lacks the term.
+            contribution_se? | of the direction | Standard error of contribution over several prompts; equal ones are
+                             |                  | one observation.
+            norm?            | of the stream    | Length of the term's write; under LayerNorm without its mean over
+                             |                  | d_model, which no reader sees. Without direction=. Over several
+                             |                  | prompts the mean.
+            norm_se?         | of the stream    | Standard error of norm over several prompts.
+            cosine?          | cosine           | Cosine between the term's write and the head's whole write at the
+                             |                  | query (centred as for norm); NaN for a write of 0. Without direction=.
+                             |                  | Over several prompts the mean.
+            cosine_se?       | cosine           | Standard error of cosine over several prompts.
         """),
     ),
     "`tls.ov_attribution`; what heads write at one position as a sum",
@@ -64,7 +76,8 @@ def ov_attribution(
     model: Any,
     prompt: Any,
     heads: Heads | None,
-    query: int,
+    query: Any = None,
+    key: Any = None,
     *,
     direction: Any = None,
     by: Term = "token",
@@ -78,28 +91,30 @@ def ov_attribution(
     >>> table.loc[0, ["name", "token"]].tolist()
     ['L1H3', '19']
 
-    Use it to see which tokens a head copies from, and how much this adds to an answer. At query i a head writes sum_j
-    A_ij (n(x_j) W_V + b_V) W_O: A is the attention, x_j the stream at key j, n the norm in front. Attention, norms and
-    gates are held as in this run.
+    Use it to see which tokens a head copies from. Attention, norms and gates are held as in this run.
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: one prompt: text, or token ids [pos].
+        prompt: text or token ids [pos]. For means and their errors: several prompts, a list of `(prompt, query)` or
+            `(prompt, query, key)`, or a `Task`, whose named positions and `attention=` can be used.
         heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), or a list of these. None: all heads (before
             the layer of a receiver that is given as `direction`). Several heads need a direction.
-        query: position at which the heads write, negative from the end.
+        query: where the heads write: a position, negative from the end; the name of one of the task; or the text of a
+            token that occurs once in each prompt. Default: None, for a list and for `Task.attention`.
+        key: the token that they read, in the same forms. Default: None, all tokens.
         direction: the number to compute for each term. Default: None, its length, and its cosine with the whole write.
-            Answers (" Mary", " John"): its contribution to logit(first) - logit(second). A receiver "L20H3.q",
-            "L20H3.v" or "L18KV2.k": its component along the receiver's input. A vector [d_model]: the inner product.
-        by: "token" (default): a row per head and key. "head": a row per head. "source": a row per head, key and source
-            of the key's stream (embedding, learned positions, each earlier head and MLP, biases).
+            Answers (" Mary", " John"), two lists of them or `task.metric`: its contribution to logit(first) -
+            logit(second). A receiver "L20H3.q", "L20H3.v" or "L18KV2.k": its component along the receiver's input. A
+            vector [d_model]: the inner product.
+        by: "token" (default): a row per head and key, for several prompts by position. "head": a row per head.
+            "source": a row per head, key and source of the key's stream (embedding, earlier heads and MLPs, biases).
         dictionary: with by="source", a `tls.Dictionary` for the stream that enters the heads' layer; its active
-            features, `dictionary bias` and `error` are then the sources. First read the error's share, "error_share".
+            features, `dictionary bias` and `error` are then the sources. First read attrs["error_share"].
 
     Returns:
         DataFrame, largest |contribution| (or norm) first. Columns: `layer, head, name, source?, position?, token?,
-        contribution?, norm?, cosine?`. `contribution` is in logits for answers. `attrs`: the direction in words, and
-        the `remainder`: the largest distance of the sum from the model's own write, as a share of its length.
+        contribution?, contribution_se?, norm?, norm_se?, cosine?, cosine_se?`. `contribution` is in logits for answers.
+        `attrs["remainder"]`: the largest distance of the sum from the model's own write, as a share of its length.
 
     Raises:
         BadHead: a head or receiver does not exist.
@@ -107,39 +122,44 @@ def ov_attribution(
         UnsupportedArchitecture, BadWeights: a layer cannot be read or divided in this way.
         ValueError, TypeError: arguments do not go together, or a prompt or position is not usable.
 
-    Not established: that the head matters. This is the direct effect alone, with attention and norms held. More:
-    docs/attribution.md
+    Not established: that the head matters. This is the direct effect alone. More: docs/attribution.md
     """
     require_division(by, ("token", "source", "head"), dictionary)
     with measured(model) as view:
         require_stream(view)
         chosen = heads_by_layer(view, heads)
-        prompts = packed_prompts(view, prompt)
-        require_one(prompts, "what heads write is")
-        query = position_in(prompts.tokens.shape[1], query, "query")
-        along = None if direction is None else direction_of(view, prompts, direction)
-        chosen = _require_together(view, chosen, along, every=heads is None)
+        asked = asked_positions(view, prompt, query, key, every_key=True)
+        along = directions_of(view, [place.tokens for place in asked.places], direction)
+        chosen = _require_together(view, chosen, along[0], every=heads is None)
         if by == "source":
             _require_sources(view, chosen)
             dictionary = None if dictionary is None else dictionary.fitted(view, chosen)
+        by_key = by != "head" and asked.places[0].key is None
+        if asked.several and by_key and len({place.query for place in asked.places}) > 1:
+            raise ValueError(
+                f"by={by!r} has a row per position, and these prompts differ in the position of the query: give key=, "
+                "or by='head'"
+            )
         whole = [] if by != "source" else list(chosen) if dictionary is not None else list(range(max(chosen) + 1))
-        point = None if along is None else along.point(view)
-        answers = along is not None and along.layer(view) == view.n_layers and point is not None
-        run = heads_run(view, prompts.tokens, query, list(chosen), whole=whole, also=point, logits=answers)
-        vector, notes = (None, {}) if along is None else along.vector(view, run)
-        writes = [head_write(view, run, layer, some) for layer, some in chosen.items()]
-        tables = [_rows(view, run, write, vector, by, dictionary) for write in writes]
-        frame = _sorted(stacked(tables))
+        distinct = asked.distinct(along)
+        mean = DistinctMean(np.bincount(distinct))
+        first = np.unique(distinct, return_index=True)[1]
+        divided = [_divided(view, asked.places[one], chosen, along[one], by, dictionary, whole) for one in first]
+        frames = [one.frame for one in divided]
+        if asked.several:
+            frames = frames if by_key else [frame.drop(columns="position", errors="ignore") for frame in frames]
+            frames = [_mean_rows(frames, mean)]
+        frame = _sorted(frames[0])
         if "position" in frame:
-            texts = np.array([token_text(view, int(token)) for token in prompts.tokens[0, : query + 1]], dtype=object)
-            frame["token"] = texts[frame["position"]]
+            frame["token"] = _token_column(view, asked)[frame["position"]]
+        words = ["" if one is None else one.in_words(view) for one in along]
         attrs = {
-            "query": query,
-            "query_token": token_text(view, int(prompts.tokens[0, query])),
-            "direction": None if along is None else along.in_words(view),
-            **notes,
-            "remainder": max(write.remainder for write in writes),
-            "tolerance": max(noise_of("live z", write.stored)[1] for write in writes),
+            **asked.texts(view),
+            "direction": None if direction is None else words[0] if len(set(words)) == 1 else words,
+            **_mean_notes([one.notes for one in divided], mean),
+            **(mean.noted if asked.several else {}),
+            "remainder": max(one.remainder for one in divided),
+            "tolerance": max(noise_of("live z", view.raw(layer).w_q.dtype)[1] for layer in chosen),
             "norm_behind_held": any(
                 view.behind(layer)[1].kind != "none" for layer in {*chosen, *whole} if layer in view.layers
             ),
@@ -150,6 +170,81 @@ def ov_attribution(
         settings = {"by": by if dictionary is None else "feature"}
         origin = view.origin(range(max(chosen) + 1), processing=True)
         return Measurement(OV_ATTRIBUTION, settings, origin).table(frame, **attrs)
+
+
+class _Divided(NamedTuple):
+    """The terms of one prompt.
+
+    Attributes:
+        frame: a row per term, without the column `token`.
+        notes: attrs of the direction.
+        remainder: largest distance of a head's sum from its own write, as a share of its length.
+    """
+
+    frame: pd.DataFrame
+    notes: dict[str, Any]
+    remainder: float
+
+
+def _divided(
+    view: AttentionView,
+    place: AskedPosition,
+    chosen: dict[int, list[int]],
+    along: Direction | None,
+    by: Term,
+    dictionary: Dictionary | None,
+    whole: list[int],
+) -> _Divided:
+    """Run one prompt and divide what the heads write at its query into terms, as `_Divided`.
+
+    `view` is the model. `place` has the prompt, the query and the key (None: all keys), `chosen` the heads by layer,
+    `along` the direction or None, `by` the kind of terms, `dictionary` the features of by="source" or None, and `whole`
+    the layers whose streams are kept at all keys.
+    """
+    point = None if along is None else along.point(view)
+    answers = along is not None and along.layer(view) == view.n_layers and point is not None
+    run = heads_run(view, place.tokens, place.query, list(chosen), whole=whole, also=point, logits=answers)
+    vector, notes = (None, {}) if along is None else along.vector(view, run)
+    writes = [head_write(view, run, layer, some) for layer, some in chosen.items()]
+    tables = [_rows(view, run, write, vector, by, dictionary, place.key) for write in writes]
+    return _Divided(stacked(tables), notes, max(write.remainder for write in writes))
+
+
+def _mean_rows(frames: list[pd.DataFrame], mean: DistinctMean) -> pd.DataFrame:
+    """Return the mean of tables of distinct prompts, with a column `NAME_se` behind each column of numbers.
+
+    `frames` are the tables of one call, `mean` is the mean over them. A row that a prompt lacks counts as 0 (NaN for
+    `cosine`).
+    """
+    names = [name for name in ("contribution", "norm", "cosine") if name in frames[0]]
+    labels = [name for name in frames[0] if name not in names]
+    beside = pd.concat(
+        [frame.set_index(labels)[names] for frame in frames], axis=1, keys=range(len(frames)), sort=False
+    )
+    table = beside.index.to_frame(index=False)
+    for name in names:
+        values = beside.xs(name, axis=1, level=1).fillna(np.nan if name == "cosine" else 0.0).to_numpy()
+        table[name], table[f"{name}_se"] = mean.mean(values), mean.se(values)
+    return table
+
+
+def _mean_notes(notes: list[dict[str, Any]], mean: DistinctMean) -> dict[str, Any]:
+    """Return the attrs of a direction as means over the distinct prompts; `mean` is the mean over them.
+
+    `notes` has the attrs of each prompt: numbers, or None if the model lacks them.
+    """
+    values = {name: [note[name] for note in notes] for name in notes[0]}
+    return {name: None if None in some else float(mean.mean(np.array(some))) for name, some in values.items()}
+
+
+def _token_column(view: AttentionView, asked: AskedPositions) -> np.ndarray:
+    """Return an array with the text of the token at each position up to the query; "" where the prompts differ.
+
+    `view` is the model with the tokenizer. All prompts have the query at one position.
+    """
+    ids = np.stack([place.tokens[0, : asked.places[0].query + 1].numpy() for place in asked.places])
+    texts = [token_text(view, int(token)) for token in ids[0]]
+    return np.where((ids == ids[0]).all(0), np.array(texts, dtype=object), "")
 
 
 def _require_together(
@@ -198,23 +293,25 @@ def _rows(
     vector: Float64[Tensor, "d_model"] | None,
     by: Term,
     dictionary: Dictionary | None,
+    key: int | None,
 ) -> pd.DataFrame:
     """Return a DataFrame with the rows of the heads of one layer; the column `token` is filled later.
 
     `view` is the model. A row has `layer, head`, with by="position" or "source" also `position`, with "source" also
     `source`, and `contribution`, or `norm, cosine` without a direction. `run` has the activations, `write` the heads'
     output at the query, `vector` the direction (or None), `by` the kind of terms ("head", "position" or "source"),
-    `dictionary` the features of by="source" or None.
+    `dictionary` the features of by="source" or None, `key` the position of the only key, or None for all keys.
     """
     measure = _Measure.of_write(view, write, vector)
+    keys = range(run.query + 1) if key is None else range(key, key + 1)
     if by == "source":
         value = _values_of_stream(view, write.layer)
-        pieces = [measure.frame(*terms) for terms in _source_rows(view, run, write, value, measure, dictionary)]
+        pieces = [measure.frame(*terms) for terms in _source_rows(view, run, write, value, measure, dictionary, keys)]
         return stacked(pieces)
-    terms = write.weights[..., None] * (write.values @ measure.project)
+    terms = (write.weights[..., None] * (write.values @ measure.project))[:, keys.start : keys.stop]
     if by == "head":
         return measure.frame(terms.sum(1, keepdim=True), {})
-    return measure.frame(terms, {"position": np.arange(terms.shape[1])})
+    return measure.frame(terms, {"position": np.array(keys)})
 
 
 @dataclass(frozen=True)
@@ -297,8 +394,9 @@ def _source_rows(
     value: _StreamValues,
     measure: _Measure,
     dictionary: Dictionary | None,
+    asked: range,
 ) -> Iterator[tuple[Float64[Tensor, "heads terms read"], dict[str, Any]]]:
-    """Yield pairs (numbers, labels) of the terms by source, for groups of keys.
+    """Yield pairs (numbers, labels) of the terms by source, for groups of the `asked` keys.
 
     `view` is the model. The numbers are [heads, terms, read], where `read` is 1 along a direction and d_head otherwise.
     The labels are a dict with `source` and `position` of each term. The last item is the bias of the values, if there
@@ -311,8 +409,8 @@ def _source_rows(
     n_sources = sum(view.n_heads(layer) + 2 if layer in view.layers else 2 for layer in range(write.layer)) + 3
     n_terms = n_sources if dictionary is None else len(dictionary.decoder)
     at_once = max(1, AT_ONCE // (8 * n_terms * (view.d_model if dictionary is None else 1)))
-    for first in range(0, run.query + 1, at_once):
-        keys = list(range(first, min(first + at_once, run.query + 1)))
+    for first in range(asked.start, asked.stop, at_once):
+        keys = list(range(first, min(first + at_once, asked.stop)))
         traced = run.traced(view, write.layer, keys)
         _require_own_values(write, value, traced.residual, keys)
         if dictionary is None:
@@ -327,8 +425,9 @@ def _source_rows(
             terms = held[..., None] * einsum(written, weight, "term d_model, head d_model read -> head term read")
             yield terms, {"source": np.array(names, dtype=object), "position": place.numpy()}
     if bool(value.bias.any()):
-        keys = np.arange(run.query + 1)
-        yield write.weights[..., None] * bias, {"source": np.full(len(keys), BIAS, dtype=object), "position": keys}
+        keys = np.array(asked)
+        held = write.weights[:, asked.start : asked.stop, None]
+        yield held * bias, {"source": np.full(len(keys), BIAS, dtype=object), "position": keys}
 
 
 def _features(

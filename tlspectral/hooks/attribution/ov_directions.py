@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, shown
 from tlspectral.errors.settings import whole_number
 from tlspectral.hooks.attribution.heads_run import HeadsRun
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention.tolerances import nearest_bound
 from tlspectral.models.reading.layer import require_own_projections, softcapped
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import PackedTokens
+from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.text import token_text
 from tlspectral.models.stream.writes import layer_reads
 from tlspectral.selection import Receiver
@@ -174,11 +175,57 @@ class Vector:
 Direction = Answers | Read | Vector
 
 
-def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Direction:
-    """Return the direction that a user gave to `ov_attribution`: `Answers`, `Read` (a receiver) or `Vector`.
+def directions_of(
+    view: AttentionView, prompts: Sequence[Int[Tensor, "one pos"]], given: Any
+) -> Sequence[Direction | None]:
+    """Return the direction of each prompt: `Answers`, `Read` (a receiver) or `Vector`; None for each if none is given.
 
-    `given` is a pair of answers, a receiver's name, or a vector [d_model]. `prompts` are the tokenized prompts, `view`
-    the model. Raises BadHead, ValueError, TypeError or UnsupportedArchitecture if it is not a usable direction.
+    `given` is what a user gave to `ov_attribution`: a pair of answers, a tuple of two lists of answers, the metric of a
+    task of `tls.logit_difference`, a receiver's name, or a vector [d_model]. `prompts` are token ids of each prompt,
+    `view` is the model. Raises BadHead, ValueError, TypeError or UnsupportedArchitecture if it is not usable.
+    """
+    if given is None:
+        return [None] * len(prompts)
+    metric: LogitDifference | None = None
+    if isinstance(given, LogitDifference):
+        metric = given
+    elif not isinstance(given, list | tuple) or len(given) != 2:
+        pass
+    elif all(_is_answer(answer) for answer in given):
+        metric = LogitDifference(*given)
+    elif all(isinstance(side, list | tuple) for side in given):
+        if not isinstance(given, tuple) or not all(isinstance(side, list) for side in given):
+            raise TypeError(
+                f"direction={shown(given)} has two readings, a pair for each prompt or the first and the second "
+                "answers of all prompts: give a tuple of two lists over prompts, ([first, ...], [second, ...])"
+            )
+        metric = LogitDifference(*given)
+    if metric is None:
+        return [_direction_of_all(view, given)] * len(prompts)
+    metric.require_answers(len(prompts))
+    return [_answers(view, metric.of_prompts([number]), tokens) for number, tokens in enumerate(prompts)]
+
+
+def _answers(view: AttentionView, metric: LogitDifference, tokens: Int[Tensor, "one pos"]) -> Answers:
+    """Return the direction of one prompt, `tokens`, whose answers are in `metric`. `view` is the model.
+
+    Raises ValueError if an answer is not one token of the model, or a side has several answers.
+    """
+    made = metric.for_model(view, even_rows(tokens))
+    both = [made.correct[0], made.wrong[0]]
+    if any(len(side) != 1 for side in both):
+        raise ValueError(
+            f"direction= is the difference of two logits; found {len(both[0])} correct and {len(both[1])} wrong "
+            "answers of a prompt: give one of each"
+        )
+    return Answers(both[0][0], both[1][0])
+
+
+def _direction_of_all(view: AttentionView, given: Any) -> Read | Vector:
+    """Return the direction that all prompts share: a receiver by its name, or a vector [d_model].
+
+    `view` is the model, `given` the user's argument. Raises BadHead, ValueError, TypeError or UnsupportedArchitecture
+    if it is neither.
     """
     if isinstance(given, str | Receiver):
         (end,) = reached(view, given)
@@ -194,9 +241,6 @@ def direction_of(view: AttentionView, prompts: PackedTokens, given: Any) -> Dire
             view.raw(receiver.layer), receiver.layer, f"the input of {receiver.name} is not linear behind one norm"
         )
         return Read(receiver)
-    if isinstance(given, list | tuple) and len(given) == 2 and all(_is_answer(answer) for answer in given):
-        answers = LogitDifference(*given).for_model(view, prompts)
-        return Answers(answers.correct[0][0], answers.wrong[0][0])
     if isinstance(given, np.ndarray):
         given = torch.as_tensor(given)
     if not isinstance(given, Tensor) or not given.is_floating_point():

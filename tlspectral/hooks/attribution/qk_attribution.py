@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 
 from tlspectral.errors import shown
 from tlspectral.errors.settings import checked_settings, whole_number
-from tlspectral.hooks.attribution.asked_scores import AskedScores, asked_scores
+from tlspectral.hooks.attribution.asked_positions import AskedPositions, DistinctMean, asked_positions
 from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
 from tlspectral.hooks.attribution.divisions import DividedBy, DividedScore, divided_score
@@ -80,10 +79,11 @@ def qk_attribution(
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: text or token ids [pos]. For the mean of several scores: a list of `(prompt, query, key)`, or a `Task`
-            with `attention=` or named positions.
+        prompt: text or token ids [pos]. For the mean of several scores: several prompts, a list of `(prompt, query,
+            key)`, or a `Task` with `attention=` or named positions.
         head: "L5H1", (5, 1) or a table row: one head.
-        query, key: positions of the two tokens, negative from the end; None for a list and for `Task.attention`.
+        query, key: positions of the two tokens, negative from the end; names of the task's positions; or texts of
+            tokens that occur once in each prompt, such as " lake". None for a list and for `Task.attention`.
         by: the terms. "source" (default): the embedding, learned positions, each earlier head and MLP, attention
             biases. "mode": components along the singular vectors of the query-key matrix M. "frequency": rotary pairs.
         dictionary: a `tls.Dictionary` for the stream that enters the head's layer. The terms are then its active
@@ -114,16 +114,16 @@ def qk_attribution(
         layer, index = one_head(view, head)
         if dictionary is not None:
             dictionary = dictionary.fitted(view, [layer])
-        asked = asked_scores(view, prompt, query, key)
-        distinct = asked.distinct
+        asked = asked_positions(view, prompt, query, key, every_key=False)
+        distinct = asked.distinct()
         first = np.unique(distinct, return_index=True)[1]
-        divided = [divided_score(view, (layer, index), asked.scores[place], by, dictionary) for place in first]
-        mean = _MeanScore.of_scores(divided, np.bincount(distinct))
+        divided = [divided_score(view, (layer, index), asked.places[place], by, dictionary) for place in first]
+        mean = _MeanScore.of_scores(divided, DistinctMean(np.bincount(distinct)))
         frame = mean.frame(top, by_source=by == "source" and dictionary is None, several=asked.several)
         settings = {"head": head_name(layer, index), "by": by if dictionary is None else "feature", "top": top}
         attrs = _attrs(view, asked, mean)
         if dictionary is not None:
-            attrs = dictionary_notes(dictionary, divided, torch.tensor(mean.weights)) | attrs
+            attrs = dictionary_notes(dictionary, divided, torch.tensor(mean.over.weights)) | attrs
         if remove is not None:
             attrs |= _add_removed(frame, remove, mean, several=asked.several)
         origin = view.origin(range(layer + 1), processing=True)
@@ -136,22 +136,21 @@ class _MeanScore:
 
     Attributes:
         divided: each distinct score as a sum over pairs of terms.
-        counts: how often the user asked for each distinct score.
+        over: the mean over all scores that the user asked for.
         pairs: term of the query and term of the key, for each row; rows are sorted by |mean total|.
         parts: M_S, M_A, Im(M_t), and terms with biases, of each row and score, in logits.
     """
 
     divided: list[DividedScore]
-    counts: Int[np.ndarray, "scores"]
+    over: DistinctMean
     pairs: list[tuple[str, str]]
     parts: Float64[np.ndarray, "parts rows scores"]
 
     @classmethod
-    def of_scores(cls, divided: list[DividedScore], counts: np.ndarray) -> "_MeanScore":
+    def of_scores(cls, divided: list[DividedScore], over: DistinctMean) -> "_MeanScore":
         """Return divided scores as a `_MeanScore` with common rows: the pairs of terms that occur in any of them.
 
-        `divided` are the distinct scores, `counts` how often the user asked for each. Where a score lacks a pair, its
-        parts are 0.
+        `divided` are the distinct scores, `over` the mean over them. Where a score lacks a pair, its parts are 0.
         """
         rows: dict[tuple[str, str], int] = {}
         places = []
@@ -161,28 +160,10 @@ class _MeanScore:
         parts = np.zeros((len(PARTS), len(rows), len(divided)))
         for number, (score, place) in enumerate(zip(divided, places, strict=True)):
             parts[:, place, number] = score.parts.numpy()
-        total = (parts @ (counts / counts.sum())).sum(0)
+        total = over.mean(parts).sum(0)
         order = np.argsort(-np.abs(total), kind="stable")
         pairs = list(rows)
-        return cls(divided, counts, [pairs[row] for row in order], parts[:, order])
-
-    @property
-    def weights(self) -> Float64[np.ndarray, "scores"]:
-        """Weight of each distinct score in the mean; the weights sum to 1."""
-        return self.counts / self.counts.sum()
-
-    def mean(self, values: Float64[np.ndarray, "*rows scores"]) -> Float64[np.ndarray, "*rows"]:
-        """Return the mean over all scores that the user asked for, from `values` of the distinct scores (last axis)."""
-        return np.asarray(values @ self.weights)
-
-    def se(self, values: Float64[np.ndarray, "*rows scores"]) -> Float64[np.ndarray, "*rows"]:
-        """Return the standard error of `mean` of the same `values`; equal scores count as one observation.
-
-        `values` are numbers of the distinct scores (last axis). NaN for one distinct score.
-        """
-        deviations = (values - self.mean(values)[..., None]) * self.weights * len(self.counts)
-        n = len(self.counts)
-        return np.asarray(scipy.stats.sem(deviations, axis=-1)) if n > 1 else np.full(values.shape[:-1], np.nan)
+        return cls(divided, over, [pairs[row] for row in order], parts[:, order])
 
     def frame(self, top: int | None, *, by_source: bool, several: bool) -> pd.DataFrame:
         """Return a DataFrame with a row for each pair of terms, largest |mean total| first.
@@ -200,12 +181,12 @@ class _MeanScore:
         terms = {"query_term": [pair[0] for pair in pairs], "key_term": [pair[1] for pair in pairs]}
         if by_source:
             terms |= {"query_source": terms["query_term"], "key_source": terms["key_term"]}
-        means = self.mean(parts)
+        means = self.over.mean(parts)
         columns = {**terms, **dict(zip(PARTS, means, strict=True)), "total": means.sum(0)}
-        return pd.DataFrame(columns | ({"total_se": self.se(parts.sum(0))} if several else {}))
+        return pd.DataFrame(columns | ({"total_se": self.over.se(parts.sum(0))} if several else {}))
 
 
-def _attrs(view: AttentionView, asked: AskedScores, mean: _MeanScore) -> dict[str, Any]:
+def _attrs(view: AttentionView, asked: AskedPositions, mean: _MeanScore) -> dict[str, Any]:
     """Return a dict of attrs of the table of `qk_attribution`, as means over the scores where there are several.
 
     Keys: `query, key, query_token, key_token, score` (the model's own), `remainder` (score minus the sum of all rows,
@@ -216,20 +197,16 @@ def _attrs(view: AttentionView, asked: AskedScores, mean: _MeanScore) -> dict[st
     score = np.array([row.score for row in rows])
     remainders = [divided.remainder for divided in mean.divided]
     attrs = {
-        **_texts(view, asked),
-        "score": float(mean.mean(score)),
+        **asked.texts(view),
+        "score": float(mean.over.mean(score)),
         "remainder": max(remainders, key=abs),
         "tolerance": max(row.tolerance for row in rows),
-        "attention": float(mean.mean(np.array([row.attention for row in rows]))),
+        "attention": float(mean.over.mean(np.array([row.attention for row in rows]))),
         "softcap": rows[0].form.layer.softcap,
         "norm_behind_held": any(view.behind(earlier)[1].kind != "none" for earlier in view.layers if earlier < layer),
     }
     if asked.several:
-        attrs |= {
-            "n_prompts": int(mean.counts.sum()),
-            "n_distinct": len(mean.counts),
-            "score_se": float(mean.se(score)),
-        }
+        attrs |= {**mean.over.noted, "score_se": float(mean.over.se(score))}
     return attrs
 
 
@@ -245,19 +222,19 @@ def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: 
     pairs = mean.pairs[:count]
     total = mean.parts[:, : len(pairs)].sum(0)
     removals = np.stack([divided.without(pairs).numpy() for divided in mean.divided], axis=-1)
-    columns = {"measured": mean.mean(removals)}
+    columns = {"measured": mean.over.mean(removals)}
     if several:
-        columns["measured_se"] = mean.se(removals)
+        columns["measured_se"] = mean.over.se(removals)
     for name, change in (("attention_predicted", total), ("attention_measured", removals)):
-        columns[name] = mean.mean(_attention_without(mean.divided, change))
+        columns[name] = mean.over.mean(_attention_without(mean.divided, change))
     for name, values in columns.items():
         frame[name] = np.concatenate([values, np.full(len(frame) - len(pairs), np.nan)])
     gone = [name for name in _order_of_terms(mean) if name in {pair[1] for pair in pairs}]
     joint = np.array([divided.without_key_terms(gone) for divided in mean.divided]).T
     attrs: dict[str, Any] = {"removed_key_sources": gone}
     for name, change in zip(("predicted", "measured"), joint, strict=True):
-        attrs[f"joint_score_{name}"] = float(mean.mean(change))
-        attrs[f"joint_attention_{name}"] = float(mean.mean(_attention_without(mean.divided, change[None]))[0])
+        attrs[f"joint_score_{name}"] = float(mean.over.mean(change))
+        attrs[f"joint_attention_{name}"] = float(mean.over.mean(_attention_without(mean.divided, change[None]))[0])
     return attrs
 
 
@@ -299,18 +276,3 @@ def _counts(top: int | None, remove: int | None) -> tuple[int | None, int | None
     if top is not None and remove is not None and remove > top:
         raise ValueError(f"remove={remove} is larger than top={top}: give remove= at most top=")
     return counts[0], counts[1]
-
-
-def _texts(view: AttentionView, asked: AskedScores) -> dict[str, Any]:
-    """Return a dict of attrs `query`, `key` (positions from 0) and `query_token`, `key_token` (texts or ids).
-
-    `asked` are the scores, `view` the model with the tokenizer; without one, tokens are ids. Values are single for one
-    score, lists for several.
-    """
-    tokenizer, attrs = getattr(view.model, "tokenizer", None), {}
-    for name in ("query", "key"):
-        positions = [getattr(score, name) for score in asked.scores]
-        ids = [int(score.tokens[0, at]) for score, at in zip(asked.scores, positions, strict=True)]
-        tokens = ids if tokenizer is None else [tokenizer.decode([token]) for token in ids]
-        attrs[name], attrs[f"{name}_token"] = (positions, tokens) if asked.several else (positions[0], tokens[0])
-    return attrs

@@ -4,10 +4,9 @@ A replay is a run of the model from the layer of the head on (or the first layer
 ablated. Several replays share a batch.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -336,10 +335,7 @@ def set_table(
             if index == len(runs):
                 runs.append(ablated)
             runs_of_sets[-1].append(index)
-    whole_layers = {layer: [*range(view.n_heads(layer))] for layer in sorted({*chain(*sets.values())})}
-    every = bound_parts(part, view, whole_layers, every=True)
-    replays = [_replay_of(view, every, ablated) for ablated in runs]
-    values_of_runs = replayed_values(intact, sequences, replays).numpy()
+    values_of_runs = set_values(part, sequences, runs, intact).numpy()
     tables = []
     for name, indices in zip(sets, runs_of_sets, strict=True):
         values = values_of_runs[indices]
@@ -352,6 +348,20 @@ def set_table(
     table = stacked(tables).assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
     return table
+
+
+def set_values(
+    part: Part, sequences: TaskSequences, sets: Sequence[HeadSet], intact: IntactRun
+) -> Float64[Tensor, "sets sequences"]:
+    """Return the metric of each sequence, with the heads of each set ablated together.
+
+    `part` is the removed part, `sequences` are the prompts with the metric, `sets` are lists of (layer, head), `intact`
+    is the run without ablation, from the first layer of every set on.
+    """
+    view = intact.view
+    layers = sorted({layer for ablated in sets for layer, _ in ablated})
+    every = bound_parts(part, view, {layer: [*range(view.n_heads(layer))] for layer in layers}, every=True)
+    return replayed_values(intact, sequences, [_replay_of(view, every, ablated) for ablated in sets])
 
 
 def _replay_of(view: AttentionView, bound: Mapping[int, Any], chosen: HeadSet) -> Replays:

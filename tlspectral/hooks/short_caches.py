@@ -1,0 +1,373 @@
+"""`cache_prices`: what the loss of later tokens costs, if key/value groups keep a window and the first tokens alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.containers import values as listed_values
+from tlspectral.errors import shown
+from tlspectral.errors.settings import checked_settings
+from tlspectral.heads.detectors.heads import measured_detectors
+from tlspectral.hooks.measured_wall import FEWEST_PROMPTS
+from tlspectral.hooks.parts import LongRange
+from tlspectral.hooks.sweeps.controls import HeadSet, set_control
+from tlspectral.hooks.sweeps.layer_effects import chosen_sets, group_sets, set_values
+from tlspectral.models.reading import measured
+from tlspectral.models.reading.view import AttentionView, require_causal
+from tlspectral.models.running.partial_runs import IntactRun, intact_run
+from tlspectral.models.running.prompts import packed_prompts, read_prompts, within
+from tlspectral.selection import Heads, counted, group_name, head_name
+from tlspectral.tables.job import Job
+from tlspectral.tables.measurement import Measurement, stacked
+from tlspectral.tables.schema import Schema, columns
+from tlspectral.tasks.control_tests import draws_floor
+from tlspectral.tasks.identity import sequences_identity
+from tlspectral.tasks.metric_value import standard_error
+from tlspectral.tasks.metrics import next_token_loss
+from tlspectral.tasks.task import Task
+from tlspectral.tasks.task_sequences import MetricValues, TaskSequences, task_sequences
+
+CHOSEN = "least distant attention"
+"""Name of the set of groups that `chosen_on=` chooses."""
+
+CACHE_PRICES = Schema(
+    "cache_prices",
+    columns("""
+        window          | token   | Keys that a query still sees, its own token among them, besides the first ones.
+        kind            | label   | group: one key/value group alone; set: the groups of a set together.
+        layer           | index   | Layer of the group; -1 for a set.
+        kv_head         | index   | Number of the group in its layer; -1 for a set.
+        name            | label   | Name of the group, such as "L5KV1", or of the set.
+        n_groups        | number  | Groups whose distant keys are hidden.
+        loss            | nat     | Next-token loss per token behind window and first tokens, mean over rows.
+        delta           | nat     | loss less the intact loss of the same tokens.
+        delta_se        | nat     | Standard error of delta over distinct rows; NaN for fewer than 8.
+        excess          | nat     | delta less that of random sets on the same rows, mean over rows and sets. Below 0
+                        |         | the groups cost less than random ones. Of a group: other groups of the layer.
+        excess_se       | nat     | Standard error of excess over distinct rows, for these random sets; NaN for fewer
+                        |         | than 8.
+        excess_p        | probability | (1 + random sets with a delta no larger) / (1 + random sets).
+        excess_p_floor  | probability | Smallest excess_p that any set could have beside so many random sets.
+        excess_draws    | numbers | delta less that of each random set, mean over rows, in nats.
+        excess_draws_se | numbers | Standard error of each of them over distinct rows; NaN for fewer than 8.
+        could_differ    | number  | Groups of the set that a random set can exchange: as many groups of each layer, so
+                        |         | none of a layer that is in the set as a whole.
+    """),
+    "`tls.cache_prices`",
+)
+
+
+@checked_settings
+def cache_prices(
+    model: Any,
+    prompts: Any,
+    *,
+    windows: Any,
+    sinks: int = 4,
+    groups: bool | Mapping[str, Any] = True,
+    chosen_on: Any = None,
+    share: float = 0.5,
+    draws: int = 39,
+    folder: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Measure what it costs if key/value groups drop every key outside a window and the first tokens.
+
+    >>> import tlspectral as tls, torch
+    >>> model = tls.load_model("tiny-rope")
+    >>> rows = torch.randint(1, 31, (8, 17), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    >>> table = tls.cache_prices(model, rows, windows=[8], sinks=1)
+    >>> table.nlargest(1, "delta")["name"].tolist()
+    ['L1KV0']
+
+    Use it to see which groups can have a short cache, and whether a way of choosing groups beats chance. The loss is
+    that of tokens whose query would lose a key.
+
+    Args:
+        model: TransformerBridge or HookedTransformer, with eager attention. A decoder.
+        prompts: rows of text or token ids, in a form of `tls.Task`; eight distinct rows or more give errors.
+        windows: numbers of last keys that stay visible, the query's own token among them.
+        sinks: first tokens that stay visible, the start token among them. Default: 4.
+        groups: True (default): each key/value group alone. False: none. A dict {"name": ["L5KV1", ...]}: each set of
+            whole groups together ("L5": all groups of a layer; heads must be whole groups).
+        chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups whose heads give
+            the least attention to what would be hidden, on these rows (largest of a group's heads).
+        share: share of all groups that `chosen_on` chooses. Default: half.
+        draws: random sets beside each set, with as many groups of each layer. Default: 39, so the smallest p is .025.
+        folder: keeps a file per window and layer or set; the same call resumes from it.
+        seed: seed of the random sets.
+
+    Returns:
+        DataFrame, a row per window and group or set. Columns: `window, kind, layer, kv_head, name, n_groups, loss,
+        delta, delta_se, excess, excess_se, excess_p, excess_p_floor, excess_draws, excess_draws_se, could_differ`.
+
+    Raises:
+        BadHead, ValueError, TypeError: a group or row does not exist or is too short, or a row is in both.
+        EditNotHonored: the model discards the mask. UnsupportedArchitecture: it is an encoder.
+
+    Not established: a price on other text or lengths, or of several sets that are each cheap alone. A group of a layer
+    has few others, so its `excess_p` cannot be small.
+    """
+    if not isinstance(groups, bool | Mapping):
+        raise TypeError(
+            f"groups= must be True (each group alone), False, or a dict of sets; found {shown(groups)}: for example "
+            'groups={"short": ["L5KV1", "L6KV0"]}'
+        )
+    sinks = counted(sinks, 0, "sinks is a number of first tokens")
+    draws = counted(draws, 1, "draws is a number of random sets")
+    sizes = _windows(windows)
+    with measured(model) as view:
+        require_causal(view, "hidden keys are those before a query")
+        given = _given_sets(view, groups) if isinstance(groups, Mapping) else {}
+        if groups is False and chosen_on is None:
+            raise ValueError("groups=False prices nothing: give groups=True, a dict of sets, or chosen_on=")
+        _require_length(read_prompts(view, prompts).lengths, max(sizes), sinks, "prompts")
+        task = Task(prompts, next_token_loss, predict=slice(min(sizes) + sinks, -1), higher_is_better=False)
+        sequences = task_sequences(view, task)
+        width = sequences.tokens.shape[1]
+        tails = {size: replace(sequences, metric=_Tail(width - 1 - size - sinks)) for size in sizes}
+        sets = {size: dict(given) for size in sizes}
+        if chosen_on is not None:
+            for size, chosen in _least_distant(view, chosen_on, sequences, sizes, sinks, share, seed).items():
+                sets[size][CHOSEN] = chosen
+        measurement = Measurement(
+            CACHE_PRICES,
+            {"windows": sizes, "sinks": sinks, "draws": draws, "seed": seed},
+            origin=view.origin(processing=False),
+            identity={
+                "weights": view.weights_digest,
+                **sequences_identity(sequences, task),
+                "groups": groups is True,
+                "sets": {str(size): _named(view, of_size) for size, of_size in sets.items()},
+            },
+            folder=folder,
+        )
+
+        def prepared() -> tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]]:
+            """Run the model once; return the run, and the loss of each row behind each window."""
+            losses = {size: MetricValues(tail, 1) for size, tail in tails.items()}
+
+            def add(batch: slice, logits: Tensor) -> None:
+                for of_size in losses.values():
+                    of_size.add(batch, logits)
+
+            at_once = sequences.rows_at_once(view)
+            run = intact_run(view, sequences.tokens, sequences.predicted, view.layers, batch=at_once, reduce=add)
+            return run, {size: of_size.result()[0].numpy() for size, of_size in losses.items()}
+
+        jobs = []
+        for size, tail in tails.items():
+            part = LongRange(size, sinks)
+            for layer in view.layers if groups is True else ():
+                of_layer = [*group_sets(view, [layer]).values()]
+                jobs.append(
+                    Job(f"window{size}_L{layer}", partial(_price_groups, part, tail, of_layer), items=len(of_layer))
+                )
+            for number, (name, heads) in enumerate(sets[size].items()):
+                make = partial(_price_set, part, tail, name, heads, draws, seed)
+                jobs.append(Job(f"window{size}_set{number}", make, items=1 + draws))
+        tables = measurement.made(jobs, description="cache prices", unit="set", prepare=prepared)
+        table = stacked([tables[job.name] for job in jobs])
+        return measurement.table(
+            table,
+            sets={str(size): _named(view, of_size) for size, of_size in sets.items() if of_size},
+            **sequences.recorded(view),
+        )
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """Metric: the next-token loss of the last `n` predictions of each row, in nats per token."""
+
+    n: int
+
+    def __call__(
+        self,
+        logits: Float[Tensor, "rows predicted d_vocab"],
+        tokens: Int[Tensor, "rows pos"],
+        mask: Bool[Tensor, "rows pos"],
+    ) -> Float64[Tensor, "rows"]:
+        """Return the loss of each row; `mask` is True for real tokens."""
+        return next_token_loss(logits[:, -self.n :], tokens, mask)
+
+
+def _price_groups(
+    part: LongRange,
+    rows: TaskSequences,
+    groups: list[dict[int, list[int]]],
+    prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
+) -> pd.DataFrame:
+    """Return the rows of the table for each group of a layer alone, beside the layer's other groups.
+
+    `part` hides the keys, `rows` are the prompts with the loss behind the window, `groups` the query heads of each
+    group by layer, `prepared` the run without ablation and its losses by window.
+    """
+    intact, losses = prepared
+    values = set_values(part, rows, [_pairs(heads) for heads in groups], intact).numpy()
+    deltas, (layer,) = values - losses[part.window], groups[0]
+    return pd.DataFrame([
+        {"window": part.window, "kind": "group", "layer": layer, "kv_head": group, "name": group_name(layer, group),
+         "n_groups": 1, "loss": values[group].mean(), "could_differ": int(len(groups) > 1),
+         **_beside(deltas[group], np.delete(deltas, group, axis=0), rows)}
+        for group in range(len(groups))
+    ])  # fmt: skip
+
+
+def _price_set(
+    part: LongRange,
+    rows: TaskSequences,
+    name: str,
+    heads: dict[int, list[int]],
+    draws: int,
+    seed: int,
+    prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
+) -> pd.DataFrame:
+    """Return the row of the table for a set of groups together, beside random sets.
+
+    `part` hides the keys, `rows` are the prompts with the loss behind the window, `name` and `heads` (by layer, whole
+    groups) the set, `draws` and `seed` the random sets, `prepared` the run without ablation and its losses by window.
+    """
+    intact, losses = prepared
+    control = set_control(intact.view, heads)
+    drawn = control.sets(draws, np.random.default_rng([seed, part.window]))
+    values = set_values(part, rows, [_pairs(heads), *drawn], intact).numpy()
+    deltas = values - losses[part.window]
+    could_differ = sum(min(len(some), control.of_layer[layer] - len(some)) for layer, some in control.chosen.items())
+    return pd.DataFrame([
+        {"window": part.window, "kind": "set", "layer": -1, "kv_head": -1, "name": name,
+         "n_groups": sum(map(len, control.chosen.values())), "loss": values[0].mean(), "could_differ": could_differ,
+         **_beside(deltas[0], deltas[1:], rows)}
+    ])  # fmt: skip
+
+
+def _beside(
+    delta: Float64[np.ndarray, "rows"], others: Float64[np.ndarray, "draws rows"], rows: TaskSequences
+) -> dict[str, Any]:
+    """Return the columns that compare an effect with those of random sets, paired by row.
+
+    `delta` is the change of each row's loss, `others` that of each random set, `rows` says which rows are equal.
+    """
+    n_distinct = len(delta) if rows.distinct is None else int(rows.distinct.max()) + 1
+
+    def error(values: Float64[np.ndarray, "rows"]) -> float:
+        return standard_error(values, rows.distinct) if n_distinct >= FEWEST_PROMPTS else float("nan")
+
+    paired, n = delta - others, len(others)
+    return {
+        "delta": delta.mean(),
+        "delta_se": error(delta),
+        "excess": paired.mean() if n else np.nan,
+        "excess_se": error(paired.mean(0)) if n else np.nan,
+        "excess_p": (1 + int((others.mean(1) <= delta.mean()).sum())) / (1 + n) if n else np.nan,
+        "excess_p_floor": draws_floor(n),
+        "excess_draws": paired.mean(1).tolist(),
+        "excess_draws_se": [error(one) for one in paired],
+    }
+
+
+def _windows(given: Any) -> list[int]:
+    """Return `windows=` as a sorted list of whole numbers without duplicates. Raises ValueError or TypeError."""
+    listed = listed_values(given)
+    sizes = [counted(size, 1, "a window is a number of keys") for size in ([given] if listed is None else listed)]
+    if not sizes:
+        raise ValueError("windows=[] prices nothing: give numbers of keys, such as windows=[64, 256]")
+    return sorted({*sizes})
+
+
+def _require_length(lengths: Int[Tensor, "rows"], window: int, sinks: int, name: str) -> None:
+    """Raise ValueError if a row has no scored token: none of its queries loses a key and predicts a token.
+
+    `lengths` are tokens of each row, `name` is the argument, for the message.
+    """
+    least, row = window + sinks + 2, int(lengths.argmin())
+    if int(lengths[row]) < least:
+        raise ValueError(
+            f"{name}: row {row} has {int(lengths[row])} tokens, and behind a window of {window} and {sinks} first "
+            f"tokens nothing of it is predicted: give rows of {least} tokens or more, or smaller windows"
+        )
+
+
+def _pairs(by_layer: Mapping[int, Sequence[int]]) -> HeadSet:
+    """Return heads by layer as a list of (layer, head)."""
+    return [(layer, head) for layer, heads in by_layer.items() for head in heads]
+
+
+def _named(view: AttentionView, sets: Mapping[str, dict[int, list[int]]]) -> dict[str, list[str]]:
+    """Return the names of the groups of each set, such as "L5KV1". `sets` are query heads by layer of whole groups."""
+    return {
+        name: list(
+            dict.fromkeys(group_name(layer, head // view.heads_per_group(layer)) for layer, head in _pairs(heads))
+        )
+        for name, heads in sets.items()
+    }
+
+
+def _given_sets(view: AttentionView, groups: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
+    """Return the sets of groups that a user gave, as query heads by layer. `view` is the model.
+
+    Raises BadHead for a group that does not exist, ValueError for an empty set or heads that are part of a group.
+    """
+    found = chosen_sets(view, groups)
+    for name, by_layer in found.items():
+        for layer, heads in by_layer.items():
+            size = view.heads_per_group(layer)
+            part = [head for head in heads if sum(other // size == head // size for other in heads) < size]
+            if part:
+                group = group_name(layer, part[0] // size)
+                raise ValueError(
+                    f"the set {shown(name)} has {head_name(layer, part[0])}, a part of {group}, whose heads share one "
+                    f'cache: give whole groups, such as "{group}"'
+                )
+    return {str(name): by_layer for name, by_layer in found.items()}
+
+
+def _least_distant(
+    view: AttentionView,
+    chosen_on: Any,
+    priced: TaskSequences,
+    sizes: list[int],
+    sinks: int,
+    share: float,
+    seed: int,
+) -> dict[int, dict[int, list[int]]]:
+    """Return for each window the groups with the least attention to keys outside of it and of the first tokens.
+
+    A group's attention is the largest of its heads', mean over the queries of the rows `chosen_on` that have such keys.
+    `priced` are the rows that are priced. Raises ValueError if a row is in both, or a row is too short.
+    """
+    rows = packed_prompts(view, chosen_on)
+    _require_length(rows.lengths, max(sizes), sinks, "chosen_on")
+    if bool(within(view, rows, priced).any()) or bool(within(view, priced, rows).any()):
+        raise ValueError(
+            "chosen_on= has a row of prompts=: groups are chosen on rows that price nothing; give other rows"
+        )
+    every = [*group_sets(view, view.layers).values()]
+    n = round(share * len(every))
+    if not 0 < n < len(every):
+        raise ValueError(f"share={share} of {len(every)} groups is none or all of them: give a share between 0 and 1")
+    chosen = {}
+    for size in sizes:
+        heads = measured_detectors(view, rows, on_prompts=True, pattern=partial(_distant, size, sinks), seed=seed)
+        mass = heads.set_index(["layer", "head"])["pattern"]
+        distant = [max(mass[pair] for pair in _pairs(group)) for group in every]
+        chosen[size] = {}
+        for place in sorted(np.argsort(distant, kind="stable")[:n].tolist()):
+            for layer, heads_of_group in every[place].items():
+                chosen[size].setdefault(layer, []).extend(heads_of_group)
+    return chosen
+
+
+def _distant(window: int, sinks: int, tokens: Int[Tensor, "pos"]) -> Bool[Tensor, "query key"]:
+    """Return True at the keys of each query that stand outside its window and behind the first `sinks` tokens."""
+    at = torch.arange(len(tokens))
+    return (at[:, None] - at >= window) & (at >= sinks)
