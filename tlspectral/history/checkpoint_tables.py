@@ -306,10 +306,10 @@ class HeadHistory:
         summary: a row per step. Columns of `head_history.summary`: `step, n_heads, icl_score, icl_score_se,
             first_copy_loss, second_copy_loss, value, value_se, D_head_median, D_head_null_low, D_head_null_median,
             D_head_null_high, dir_frac_median, dir_frac_null_low, dir_frac_null_median, dir_frac_null_high,
-            rope_imag_frac_median, rope_imag_frac_null_median`; lists with an entry per layer: `D_head_median_by_layer,
-            D_head_null_low_by_layer, D_head_null_high_by_layer, dir_frac_median_by_layer,
-            rope_imag_frac_median_by_layer`. Losses and `icl_score` (second copy less first) are nats per token;
-            `_null_low` to `_null_high` hold 95 % of the medians of random heads.
+            rope_imag_frac_median, rope_imag_frac_null_median, D_head_median_by_layer, D_head_null_low_by_layer,
+            D_head_null_high_by_layer, dir_frac_median_by_layer, rope_imag_frac_median_by_layer`. Losses and `icl_score`
+            (second copy less first) are nats per token; `_null_low` to `_null_high` hold 95 % of the medians of random
+            heads; `_by_layer` columns have lists with an entry per layer.
         composition: a row per pair and step, with the K-composition score of sender and receiver; no rows without
             pairs. Columns of `head_history.composition`: `step, sender_layer, sender_head, receiver_layer,
             receiver_head, score, chance, rank`.

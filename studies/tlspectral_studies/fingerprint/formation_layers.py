@@ -50,7 +50,9 @@ def falls_by_layer(runs: ConstrainedTables, *, vocabulary: int, arms: Iterable[s
     """
     formed = formation(runs.evaluations, vocabulary=vocabulary).set_index(["arm", "seed"])["crossing_loss"]
     rows = []
-    for (arm, seed), heads in runs.heads.groupby(["arm", "seed"], sort=False):
+    for key, heads in runs.heads.groupby(["arm", "seed"], sort=False):
+        assert isinstance(key, tuple)
+        arm, seed = key
         if arm not in arms:
             continue
         at = float(formed.loc[(arm, seed)])
@@ -77,7 +79,9 @@ def previous_token_leads(runs: ConstrainedTables, *, vocabulary: int) -> pd.Data
     """
     formed = formation(runs.evaluations, vocabulary=vocabulary).set_index(["arm", "seed"])["crossing_loss"]
     found: dict[tuple[str, str, str], list[bool]] = {}
-    for (arm, seed), heads in runs.heads.groupby(["arm", "seed"], sort=False):
+    for key, heads in runs.heads.groupby(["arm", "seed"], sort=False):
+        assert isinstance(key, tuple)
+        arm, seed = key
         prev, ind = (heads.pivot(index="step", columns="name", values=name).sort_index() for name in ("prev", "ind"))
         steps, at = prev.index.to_numpy(dtype=np.float64), float(formed.loc[(arm, seed)])
         second = ind[[name for name in ind if str(name).startswith("L1")]].max(axis=1).to_numpy(dtype=np.float64)

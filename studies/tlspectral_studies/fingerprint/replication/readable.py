@@ -81,6 +81,12 @@ def _nearest(row: Any, literal: str) -> str:
     return f"{literal}; nor {_reading(row, 'weaker')}"
 
 
+def rule_finds(row: Any) -> str:
+    """Return the least p that the rule of a sentence can give, and the smallest effect that it finds, in words."""
+    finds = f"; finds {row['smallest']:.2g} {row['effect']} with probability .8" if row["effect"] else ""
+    return f"least p: {_least_p(row['least_p'])}{finds}"
+
+
 def _least_p(value: float) -> str:
     return "no sample" if pd.isna(value) else "< 1e-9" if value < 1e-9 else f"{value:.2g}"
 

@@ -82,7 +82,7 @@ def strong_heads_rotate(tables: PublishedTables) -> Iterator[Sentence]:
 def _sided(tables: PublishedTables, k: int) -> int:
     """Models whose median percentile of D_head of the top k heads by prev is on the side of their positions."""
     medians = {name: np.median(top_head_percentile(heads, k=k).percentiles) for name, heads in tables.heads.items()}
-    return sum((medians[name] > 0.5) if name in ROTARY else (medians[name] < 0.5) for name in medians)
+    return sum(bool(value > 0.5) if name in ROTARY else bool(value < 0.5) for name, value in medians.items())
 
 
 def separation_at_every_k(tables: PublishedTables) -> Iterator[Sentence]:
