@@ -364,8 +364,9 @@ def test_constructions_and_angles_are_tried(monkeypatch):
     for answer, verdict in ((False, HOLDS), (True, CONTRADICTED)):
         monkeypatch.setattr(exact_heads, "one_maximum", lambda theta, answer=answer: answer)
         assert next(angles(tables)).verdict == verdict
-    monkeypatch.setattr(exact_heads, "second_weight", lambda theta: 0.96)
-    assert next(angles(tables)).verdict == WEAKENED
+    for weight, verdict in ((0.96, DEPENDS), (0.98, WEAKENED)):  # the other level is .975
+        monkeypatch.setattr(exact_heads, "second_weight", lambda theta, weight=weight: weight)
+        assert next(angles(tables)).verdict == verdict
     for answer, verdict in ((1.0, HOLDS), (0.9, CONTRADICTED)):
         monkeypatch.setattr(exact_heads, "solved", lambda *_, answer=answer, **__: answer)
         assert next(positional_symbolic.constructions_solve_their_tasks(tables)).verdict == verdict
