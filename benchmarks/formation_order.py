@@ -32,6 +32,15 @@ Arms of a seed begin with the same weights and are not independent. So intervals
 the three seeds, and the number of seeds in which all runs agree is printed beside each count; three seeds alone decide
 nothing (3 of 3 have the interval from .29). Check: formation at the multiples of 100 is that of the published run, and
 the eventual head that of `histories.csv`.
+
+Amendment of 2026-11-29, after the runs; what follows is post hoc. The words above count runs as independent, and no
+family was named. So each question is asked again with the seed as the unit: in how many seeds is one event first in all
+arms? Two-sided sign tests, one family of seven, Holm. Three seeds allow no p below .25: "no power", whatever is seen.
+
+A median over eight heads mixes the layer of the previous-token head (0) with that of the induction heads (1). So the
+fall of D_head is dated by layer, its tenth and its half, in the ten free runs that FP published (every 100 steps,
+weights as stored, formation by the loss between two evaluations). Five seeds, one family of six (two layers and both,
+tenth and half): no p below .0625. Arms whose penalty sets D_head to 0 are left out.
 """
 
 import itertools
@@ -48,7 +57,10 @@ from tlspectral_studies.common.checkpoints import saved_checkpoints
 from tlspectral_studies.common.saved_training import SavedTraining
 from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, formation, train_cell
 from tlspectral_studies.fingerprint.constrained.saved_cells import cell_name
+from tlspectral_studies.fingerprint.formation_layers import LAYERS, agreeing_seeds, falls_by_layer, previous_token_leads
 from tlspectral_studies.fingerprint.history_questions import formation_crossing, median_leaves_null
+from tlspectral_studies.fingerprint.published import published_constrained
+from tlspectral_studies.fingerprint.replication.sentences.power import holm, signs_power
 
 import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread
@@ -163,12 +175,106 @@ def answers(runs: pd.DataFrame) -> str:
         f"check: of {len(runs)} runs {same} form at the published step by the loss, {same_both} by both; "
         f"{(heads['head'] == heads['head_100']).sum()} have the head of histories.csv"
     )
+    return "\n".join([*lines, "", by_seed(runs), "", by_layer()])
+
+
+def by_seed(runs: pd.DataFrame) -> str:
+    """Return the seven questions with the seed as the unit: seeds, p, p after Holm, least p and the word."""
+    free, rotary = (
+        runs[getattr(runs["arm"].str, how)(what)] for how, what in (("endswith", "free"), ("startswith", "rope"))
+    )
+    asked = {
+        "Q2, free arms": (free, "median_from", "formed_loss"),
+        "Q2, all arms": (runs, "median_from", "formed_loss"),
+        "Q1": (rotary, "phase_from", "prev_from"),
+        "Q1, first crossing": (rotary, "phase_first", "prev_first"),
+        "prev, by the loss": (runs, "prev_from", "formed_loss"),
+        "prev, by both": (runs, "prev_from", "formed_both"),
+        "phase": (rotary, "phase_from", "formed_loss"),
+    }
+    rows = []
+    for name, (chosen, one, other) in asked.items():
+        first = chosen.assign(one=first_of(chosen, one, other) == one, other=first_of(chosen, one, other) == other)
+        ahead, behind = (int(first.groupby("seed")[side].all().sum()) for side in ("one", "other"))
+        p = scipy.stats.binomtest(ahead, ahead + behind).pvalue if ahead + behind else 1.0
+        rows.append((name, ahead, behind, chosen["seed"].nunique(), p))
+    adjusted = holm(np.array([row[-1] for row in rows]))
+    lines = ["with the seed as the unit, Holm over seven:"]
+    for (name, ahead, behind, seeds, p), corrected in zip(rows, adjusted, strict=True):
+        least = signs_power(seeds)
+        said = "no power" if least.least_p > SIGNIFICANT else "decided" if corrected < SIGNIFICANT else "open"
+        lines.append(
+            f"{name}: first in {ahead}, second in {behind} of {seeds} seeds; p = {p:.3f}, Holm {corrected:.3f}; least "
+            f"p {least.least_p:.3g}, finds a share of {least.smallest:.2f}: {said}"
+        )
+    return "\n".join(lines)
+
+
+def layers_of_free_runs() -> pd.DataFrame:
+    """Return when the median of each layer falls in FP's published free runs, a row per run and layer."""
+    return falls_by_layer(published_constrained(), vocabulary=PAPER.task.vocabulary, arms=("ape_free", "rope_free"))
+
+
+def by_layer() -> str:
+    """Return the fall of D_head by layer in FP's published free runs, and which attention is first in all 25."""
+    falls, lines = layers_of_free_runs(), ["FP's published free runs, by layer:"]
+    tests = {
+        (layer, what): agreeing_seeds(falls[falls["layer"] == layer], f"{what}_after")
+        for layer in LAYERS
+        for what in ("onset", "half")
+    }
+    adjusted = dict(zip(tests, holm(np.array([p for _, _, p in tests.values()])), strict=True))
+    for layer in LAYERS:
+        own = falls[falls["layer"] == layer]
+        least = signs_power(own["seed"].nunique())
+        said = f"layer {layer}: share done at formation {own['share'].min():.2f} to {own['share'].max():.2f}"
+        for what in ("onset", "half"):
+            after, seeds, _ = tests[layer, what]
+            said += (
+                f"; {what} after formation in {own[f'{what}_after'].sum()} of {len(own)} runs, {after} of {seeds} seeds"
+            )
+            said += f" (Holm {adjusted[layer, what]:.3f})"
+        lines.append(f"{said}; least p {least.least_p:.4f}")
+        for arm, table in own.groupby("arm"):
+            means = {name: f"{table[name].min():.2f} to {table[name].max():.2f}" for name in ("at_formation", "end")}
+            lines.append(f"  {arm}: median at formation {means['at_formation']}, at the end {means['end']}")
+    for row in previous_token_leads(published_constrained(), vocabulary=PAPER.task.vocabulary).itertuples():
+        lines.append(f"prev of the {row.of} before {row.against} at {row.level}: {row.first} of {row.runs}")
     return "\n".join(lines)
 
 
 def figures() -> dict[str, Figure]:
     """Draw the stored rows, and return the figure by its file name."""
-    return {"formation_order.png": draw(pd.read_csv(STORED / "formation_order.csv"))}
+    drawn = {"formation_order.png": draw(pd.read_csv(STORED / "formation_order.csv"))}
+    return drawn | {"formation_layers.png": draw_layers()}
+
+
+def draw_layers() -> Figure:
+    """Draw the median of D_head of each layer in FP's published free runs, from formation by the loss on."""
+    runs, falls = published_constrained(), layers_of_free_runs().set_index(["arm", "seed", "layer"])
+    colors = {"0": BLUE, "1": ORANGE, "both": INK}
+    figure = new_figure(8.2, 3.2)
+    entries = []
+    for axes, arm in zip(figure.subplots(1, 2, sharey=True), ("ape_free", "rope_free"), strict=True):
+        for seed, heads in runs.heads[runs.heads["arm"] == arm].groupby("seed"):
+            for layer, color in colors.items():
+                own = heads if layer == "both" else heads[heads["layer"] == int(layer)]
+                medians = own.groupby("step")["D_head_raw"].median()
+                found = falls.loc[(arm, seed, layer)]
+                steps = medians.index - found["formed"]
+                label = "both layers" if layer == "both" else f"layer {layer}"
+                lines = axes.plot(steps, medians, color=color, lw=0.8, ls=":" if layer == "both" else "-")
+                middle = (found["start"] + found["end"]) / 2
+                marks = axes.plot(found["half"] - found["formed"], middle, "o", color=color, ms=4)
+                if seed == 0 and arm == "ape_free":
+                    entries += [(lines[0], label), (marks[0], f"{label}: half of the fall")]
+        axes.axvline(0, color=INK, lw=0.8)
+        axes.set(xlabel="steps from formation by the loss", xlim=(-900, 2500))
+        axes.set_title(arm, fontsize=10, color=INK, loc="left")
+        dress(axes)
+    figure.axes[0].set_ylabel("median of D_head")
+    legend_below(figure, entries, [], columns=3)
+    return figure
 
 
 def draw(runs: pd.DataFrame) -> Figure:
@@ -204,6 +310,7 @@ def main(
     folder: Annotated[Path | None, typer.Argument(help="Folder of weights and histories; none: stored rows.")] = None,
     output: Path = STORED / "formation_order.csv",
     figure: Path = Path("docs/images/formation_order.png"),
+    layers: Path = Path("docs/images/formation_layers.png"),
 ) -> None:
     """Train and measure the runs that have no row yet, print the answers of all rows and draw them."""
     rows = pd.read_csv(output) if output.exists() else pd.DataFrame(columns=["arm", "seed"])
@@ -222,6 +329,7 @@ def main(
         raise typer.BadParameter("no run is stored yet: name a folder")
     typer.echo(answers(rows))
     draw(rows).savefig(figure)
+    draw_layers().savefig(layers)
 
 
 if __name__ == "__main__":

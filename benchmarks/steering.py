@@ -28,7 +28,7 @@ weights as stored; the head is that with the largest `prev` at the last evaluati
 * Does it stay? "It stays" if at the end of the runs the assisted arm's shares are below the free arm's (p < .05), and
   four of five or more are below the middle of the free and the banned arm's median; "it does not" if at most one of
   five is; else "in part". The same at step 1300, 1000 steps after assistance ended, is printed beside it.
-* FP's sentence holds where steering is cheaper and it stays.
+* FP's sentence holds where steering is cheaper and it stays (withdrawn, see the amendment).
 * One head: does the arm form earlier than the free arm (p < .05: "accelerates")? Is its share at the end below the
   free arm's? Is L0H0 the head at the end more often than one in four, the rate of a random head of its layer?
 
@@ -37,8 +37,14 @@ the assisted arm forms earlier than the banned, and later than the free; that it
 the one-head arm forms earlier than the free, and that its share is below; and an exact binomial test that L0H0 is the
 head. Five runs against five have p = 1/252 at the least, .048 after Holm if all twelve tests stand in front of it. That
 banned runs form later than free ones is known from the stored grid and is not tested again.
+
+Amendment of 2026-11-29, after the runs. FP's sentence is of ban-free assistance, which a ban that ends is not: it is no
+longer judged here, but in `benchmarks/steering_windows.py`, which has four windows, a bonus, and an initial head that
+solves the previous token. The assisted arm is compared with the banned and the free one by the loss (FP's rule) as
+well, as paired differences over seeds with Student's 95 % intervals; these are post hoc and in no family.
 """
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,6 +56,7 @@ import typer
 from matplotlib.figure import Figure
 from statsmodels.stats.multitest import multipletests
 from tlspectral_studies.common.model import AttentionOnlyTransformer
+from tlspectral_studies.common.seed_intervals import t_interval
 from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, Arm, constrained_grid
 from tlspectral_studies.fingerprint.constrained.penalties import rotary_pairs
 from tlspectral_studies.fingerprint.statistics.rank_tests import mann_whitney
@@ -189,9 +196,23 @@ def verdicts(runs: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
         fast = "accelerates" if holm["one head", "free", "formed_both"] < LEVEL else "acceleration not shown"
         lines.append(
             f"{positions}: steering is {cost}; {stay} ({below} of {n} below {middle:.3f}; at step 1300 {early} of "
-            f"{n_early} below {middle_early:.3f}); FP's sentence {'holds' if cheaper and stays else 'does not hold'}; "
-            f"one head: {fast}"
+            f"{n_early} below {middle_early:.3f}); FP's sentence is of another treatment; one head: {fast}"
         )
+    return lines
+
+
+def paired(runs: pd.DataFrame) -> list[str]:
+    """Return the assisted arm less the banned and the free one on the same seeds, by the loss and by both criteria."""
+    lines = []
+    for positions, column in itertools.product(SHARE, ("formed_loss", "formed_both")):
+        assisted = values(runs, positions, "assisted", column)
+        for other in ("banned", "free"):
+            differences = assisted - values(runs, positions, other, column)
+            found = t_interval(pd.Series(differences))
+            lines.append(
+                f"{positions}, {column}: assisted less {other} {found['mean']:.0f} ({found['low']:.0f} to "
+                f"{found['high']:.0f}), earlier in {(differences < 0).sum()} of {len(differences)}"
+            )
     return lines
 
 
@@ -237,6 +258,7 @@ def answers(runs: pd.DataFrame) -> str:
             *page_rows(runs),
             tests.round(4).to_string(index=False),
             *verdicts(runs, tests),
+            *paired(runs),
             f"check: of {len(both)} runs of the stored grid {same[0]:.0%} form at its step by the loss, "
             f"{same[1]:.0%} by both criteria",
         ]

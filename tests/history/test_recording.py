@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import math
 import weakref
 
 import numpy as np
@@ -24,7 +25,7 @@ from tlspectral import analyze_heads, k_composition, load_model, read_table, wri
 from tlspectral.algebra.nulls import block_generator, haar_blocks, null_draws
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import head_history, recording
-from tlspectral.history.checkpoint_tables import copy_losses, population_medians
+from tlspectral.history.checkpoint_tables import copy_losses, medians_by_layer, population_medians
 from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.models.reading import attention_view
 from tlspectral.positional import positional_symbolic
@@ -81,6 +82,12 @@ def test_the_null_of_a_median_has_the_spread_of_a_median():
     assert found["D_head_null_low"] == pytest.approx(0.6 - half, abs=0.08 * half)
     assert found["D_head_null_high"] == pytest.approx(0.6 + half, abs=0.08 * half)
     assert found["D_head_median"] == 0.4
+    # Layer 1 has no heads, layer 2 another median; the null of a layer is that of its own heads.
+    layers = pd.concat([null_heads(0.6, 0.02).assign(layer=0), null_heads(0.5, 0.02, 4).assign(D_head=0.3, layer=2)])
+    by_layer = medians_by_layer(layers)
+    assert by_layer["D_head_median_by_layer"] == pytest.approx([0.4, math.nan, 0.3], nan_ok=True)
+    assert by_layer["D_head_null_low_by_layer"][0] == found["D_head_null_low"]
+    assert by_layer["D_head_null_high_by_layer"][2] == population_medians(layers[400:])["D_head_null_high"]
     assert found["dir_frac_null_high"] < 0.7004
     assert found["rope_imag_frac_null_median"] == 0.5
 
@@ -173,6 +180,9 @@ def test_every_step_is_the_head_table_of_its_model(history, run):
         assert (row["first_copy_loss"], row["second_copy_loss"]) == (first.value, second.value)
         assert row["D_head_median"] == expected["D_head"].median()
         assert row["n_heads"] == 6
+        for column in ("D_head", "dir_frac", "rope_imag_frac"):
+            medians = expected.groupby("layer")[column].median().tolist()
+            assert row[f"{column}_median_by_layer"] == pytest.approx(medians, nan_ok=True)
     assert len(history.heads) == 6 * len(STEPS)
     assert len(history.composition) == 3 * len(STEPS)
 

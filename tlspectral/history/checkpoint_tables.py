@@ -92,7 +92,15 @@ _TABLES = {
             *_medians("D_head"),
             *_medians("dir_frac"),
             *_medians("rope_imag_frac")[:1],
-            *columns("rope_imag_frac_null_median | share | 1/2 (`population_medians`); NaN without rotary layers."),
+            *columns("""
+                rope_imag_frac_null_median | share | 1/2 (`population_medians`); NaN without rotary layers.
+                D_head_median_by_layer | numbers | D_head_median of the heads of each layer alone. Entry 0 is layer 0;
+                                       |         | NaN for a layer without heads.
+                D_head_null_low_by_layer       | numbers | D_head_null_low of each layer.
+                D_head_null_high_by_layer      | numbers | D_head_null_high of each layer.
+                dir_frac_median_by_layer       | numbers | dir_frac_median of each layer.
+                rope_imag_frac_median_by_layer | numbers | rope_imag_frac_median of each layer.
+            """),
         ),
     ),
     "composition": (
@@ -110,6 +118,7 @@ _TABLES = {
     "positional": (", with `blocks=`", (*HEAD, *SCORE_COLUMNS)),
     "frequencies": (", with `blocks=`", (*HEAD, _FREQUENCY, *SCORE_COLUMNS)),
 }
+_BY_LAYER = "_by_layer"
 HEAD_HISTORY = {
     name: Schema(f"head_history.{name}", (_STEP, *of_table), f"`tls.head_history`: `.{name}`{also}")
     for name, (also, of_table) in _TABLES.items()
@@ -252,6 +261,21 @@ def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float
     return medians
 
 
+def medians_by_layer(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, list[float]]:
+    """Return `population_medians` of the heads of each layer alone, a list by layer for each `_by_layer` column.
+
+    `heads` is the head table of one model, `seed` that of the simulated medians. Entry i is layer i; NaN for a layer
+    without heads. A median over all layers mixes layers that form early and late.
+    """
+    names = [column.name for column in HEAD_HISTORY["summary"].columns if column.name.endswith(_BY_LAYER)]
+    of_layer = {layer: population_medians(table, seed=seed) for layer, table in heads.groupby("layer")}
+    layers = range(int(heads["layer"].max()) + 1)
+    return {
+        name: [of_layer.get(layer, {}).get(name.removesuffix(_BY_LAYER), float("nan")) for layer in layers]
+        for name in names
+    }
+
+
 def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, float]:
     """Return a dict with `<column>_null_low`, `_null_median`, `_null_high`: quantiles 2.5 %, 50 % and 97.5 % of
     simulated medians over heads.
@@ -286,8 +310,10 @@ class HeadHistory:
         summary: a row per step. Columns of `head_history.summary`: `step, n_heads, icl_score, icl_score_se,
             first_copy_loss, second_copy_loss, value, value_se, D_head_median, D_head_null_low, D_head_null_median,
             D_head_null_high, dir_frac_median, dir_frac_null_low, dir_frac_null_median, dir_frac_null_high,
-            rope_imag_frac_median, rope_imag_frac_null_median`. Losses and `icl_score` (second copy less first) are nats
-            per token; `_null_low` to `_null_high` hold 95 % of the medians of random heads.
+            rope_imag_frac_median, rope_imag_frac_null_median, D_head_median_by_layer, D_head_null_low_by_layer,
+            D_head_null_high_by_layer, dir_frac_median_by_layer, rope_imag_frac_median_by_layer`. Losses and `icl_score`
+            (second copy less first) are nats per token; `_null_low` to `_null_high` hold 95 % of the medians of random
+            heads; `_by_layer` columns have lists with an entry per layer.
         composition: a row per pair and step, with the K-composition score of sender and receiver; no rows without
             pairs. Columns of `head_history.composition`: `step, sender_layer, sender_head, receiver_layer,
             receiver_head, score, chance, rank`.

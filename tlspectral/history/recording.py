@@ -23,6 +23,7 @@ from tlspectral.history.checkpoint_tables import (
     HeadHistory,
     LayerHead,
     measure_step,
+    medians_by_layer,
     population_medians,
     require_order,
 )
@@ -85,9 +86,10 @@ def head_history(
 
     Returns:
         A `HeadHistory` of DataFrames with a column `step`: `.heads` (the head tables), `.summary` (a row per step:
-        medians over heads, in-context score in nats per token, task value), `.composition` (a row per pair and step),
-        `.positional` and `.frequencies` (None without `blocks`). `.steps`: the labels; `.track("L0H3")`: one head's
-        rows. `heads.attrs["basis"]`, and a warning: neighbours without a common basis, and heads that moved.
+        medians over heads, also by layer, in-context score in nats per token, task value), `.composition` (a row per
+        pair and step), `.positional` and `.frequencies` (None without `blocks`). `.steps`: the labels;
+        `.track("L0H3")`: one head's rows. `heads.attrs["basis"]`, and a warning: neighbours without a common basis, and
+        heads that moved.
 
     Raises:
         TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that do not rise,
@@ -292,6 +294,7 @@ def _joined(steps: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
         {"step": label, "n_heads": len(tables[label]["heads"])}
         | table.attrs["numbers"]
         | population_medians(tables[label]["heads"], seed=seed)
+        | medians_by_layer(tables[label]["heads"], seed=seed)
         for label, table in steps.items()
     ]
     common["basis"] = _bases({label: of_step.get("sketch") for label, of_step in tables.items()})

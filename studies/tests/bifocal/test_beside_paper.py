@@ -6,7 +6,14 @@ from pathlib import Path
 
 import command_line
 import pytest
-from tlspectral_studies.bifocal.beside_paper import beside_paper, excess, nearest_settings, ratios, table1_beside
+from tlspectral_studies.bifocal.beside_paper import (
+    beside_paper,
+    excess,
+    nearest_settings,
+    ratios,
+    readings,
+    table1_beside,
+)
 
 from tlspectral.tables import read_table
 
@@ -27,7 +34,7 @@ def test_the_pages_have_every_table_that_the_command_prints():
     pages = [ROOT / "docs" / "results" / f"{name}.md" for name in ("spectral_rope", "bifocal_setting")]
     page = [line for path in pages for line in path.read_text(encoding="utf-8").splitlines()]
     printed = [line for line in done.output.splitlines() if line.startswith("|")]
-    assert len(printed) == (2 + 3) + (2 + 6) + (2 + 5) + (2 + 10) + (2 + 12)
+    assert len(printed) == (2 + 3) + (2 + 6) + (2 + 5) + (2 + 9) + (2 + 4)
     assert [line for line in printed if line not in page] == []
     assert (
         "Modulo: `standard` has 4.23 times the loss of BA's; no interval is below chance, so that there is no power"
@@ -77,16 +84,23 @@ def test_tables_that_are_not_there_are_left_out(tmp_path):
     assert beside_paper(tmp_path) == table1_beside(stored("table1"))
 
 
-@pytest.mark.slow
-def test_the_nearest_settings_of_each_kind_come_first():
+def test_thirty_settings_are_eight_readings_and_the_nearest_of_each_is_shown():
     table = stored("setting_search")
-    lines = nearest_settings(table, most=2).splitlines()[3:]
-    assert [line.split(" | ")[0] for line in lines] == ["| answers"] * 2 + ["| tokens"] * 2 + ["| padded"] * 2
-    assert len(nearest_settings(table, most=50).splitlines()) == 3 + 30
-    least = table.groupby("scored")["worst"].min()
-    assert [line.rsplit(" | ", 1)[1] for line in lines[::2]] == [
-        f"{least[kind]:.2f} |" for kind in ("answers", "tokens", "padded")
-    ]
+    sizes = readings(table).value_counts().to_dict()
+    assert sizes == {
+        "answers, fresh": 10, "answers, few": 5, "tokens, short, fresh": 3, "tokens, as printed, fresh": 4,
+        "tokens, as printed, few": 1, "padded, short, fresh": 1, "padded, as printed, fresh": 5,
+        "padded, as printed, few": 1,
+    }  # fmt: skip
+    lines = nearest_settings(table).splitlines()
+    assert len(lines) == 3 + 8
+    worst = table.groupby("setting")["worst"].first()
+    for line in lines[3:]:
+        name, *_, shown, near = (cell.strip() for cell in line.strip("|").split(" | "))
+        own = worst[readings(table) == name]
+        assert (shown, near) == (f"{own.min():.2f}", f"{(own <= 1.5).sum()} of {sizes[name]}")
+    page = (STORED.parent / "bifocal_setting.md").read_text(encoding="utf-8")
+    assert nearest_settings(table) in page
 
 
 def test_what_the_page_says_of_the_setting():

@@ -12,6 +12,7 @@ from tlspectral_studies.bifocal.evolution import EvolutionSettings
 from tlspectral_studies.bifocal.formal_languages import PAD, BioRotation, Dyck3, Modulo7
 from tlspectral_studies.bifocal.setting_search import (
     FULL_SETTING,
+    LEARNED_SETTING,
     QUICK_SETTING,
     SETTINGS,
     Setting,
@@ -148,6 +149,24 @@ def test_the_least_of_the_largest_ratios_is_chosen(finished):
     drawn = [point for line in figure.axes[0].lines[1:] for point in np.atleast_1d(line.get_ydata())]
     dyck = search[search["language"] == "dyck3"]
     assert sorted(drawn) == pytest.approx(sorted(dyck["loss"] / dyck["paper_loss"]))
+
+
+@pytest.mark.slow
+def test_arms_are_not_judged_on_a_task_that_standard_does_not_learn(tmp_path, monkeypatch):
+    """Two steps teach nothing. If every task counts as learned, the outcomes are those of the comparison."""
+    experiments.run_experiment("setting-learned", tmp_path, learned=QUICK_SETTING)
+    table = read_table(tmp_path / "setting_learned.parquet")
+    assert (len(table), set(table["outcome"])) == (6, {"", "no power"})
+    assert len(read_table(tmp_path / "setting_learned_runs.parquet")) == 2 * 3 * 3
+    monkeypatch.setattr(setting_search, "is_learned", lambda language, accuracy: True)
+    folder = open_run_folder(
+        tmp_path / "setting_learned_runs", experiments.schedule_settings(QUICK_SETTING), command=""
+    )
+    again = setting_search.learned_experiment(folder, QUICK_SETTING)["setting_learned"]
+    assert (
+        again["outcome"].tolist() == compared(read_table(tmp_path / "setting_learned_runs.parquet"))["outcome"].tolist()
+    )
+    assert LEARNED_SETTING.search_seed not in LEARNED_SETTING.seeds
 
 
 @pytest.mark.slow

@@ -80,7 +80,8 @@ def test_replicate_says_what_differs_and_why_and_writes_it(few_claims, tmp_path)
     for said in (
         "differs: 1\n  FP, section 6: GPT-2: percentile of D_head of head 4.11: printed 0.22, here 0.0833",
         "2 reproduced, 1 differs, 1 cannot be checked without weights",
-        "1 sentences: 0 holds, 0 holds to rounding, 0 holds weakened, 1 contradicted, 0 not decidable",
+        "1 sentences: 0 holds, 0 holds to rounding, 0 holds weakened, 0 depends on a choice, 0 open, 0 no power, "
+        "0 asked of another population, 1 contradicted, 0 not decidable",
     ):
         assert said in done.output
     assert "0.707" not in done.output

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from constrained_preset import TINY
+from tlspectral_studies.fingerprint.formation_layers import agreeing_seeds, crossing_step
 from typer.testing import CliRunner
 
 import tlspectral as tls
@@ -90,6 +91,45 @@ def test_the_page_gives_the_answers_of_the_stored_rows(order):
     ):
         assert answer in said
         assert in_words in page
+    for name in ("Q2, free arms", "Q2, all arms", "Q1", "Q1, first crossing", "prev, by the loss", "phase"):
+        [line] = [line for line in said.splitlines() if line.startswith(f"{name}: first in")]
+        assert line.endswith("least p 0.25, finds a share of inf: no power")
+    assert "Three seeds allow no p below .25" in page
+
+
+def test_the_page_gives_the_fall_by_layer(order):
+    said, page = order.by_layer(), (STORED.parent / "formation_order.md").read_text(encoding="utf-8")
+    falls = order.layers_of_free_runs()
+    assert falls.groupby("layer").size().to_dict() == {"0": 10, "1": 10, "both": 10}
+    shares, halves, onsets = [], [], []
+    for _, own in falls.groupby("layer"):
+        low, high = (f"{value:.2f}".removeprefix("0") for value in (own["share"].min(), own["share"].max()))
+        shares.append(f"{low} to {high}")
+        halves.append(f"{own['half_after'].sum()} of 10")
+        onsets.append(f"{own['onset_after'].sum()} of 10")
+    for row, cells in (("share of the fall", shares), ("half of the fall", halves), ("its onset", onsets)):
+        [line] = [line for line in page.splitlines() if line.startswith(f"| {row}")]
+        assert line.endswith(f"| {' | '.join(cells)} |")
+    for line in ("eventual head before ind at 0.5: 0 of 25", "best head before loss at 0.1: 20 of 25",
+                 "best head before loss at 0.2: 15 of 25", "best head before loss at 0.3: 6 of 25",
+                 "summed over layer 0 before ind at half of its way: 15 of 25"):  # fmt: skip
+        assert line in said
+    assert "5 of 5 seeds (Holm 0.375); least p 0.0625" in said
+
+
+def test_a_crossing_is_between_two_evaluations():
+    steps = np.array([0.0, 100.0, 200.0])
+    assert crossing_step(steps, np.array([0.6, 0.5, 0.4]), 0.45) == pytest.approx(150)
+    assert crossing_step(steps, np.array([0.0, 0.5, 0.2]), 0.25) == pytest.approx(50)
+    assert crossing_step(steps, np.array([0.6, 0.5, 0.4]), 0.6) == 0
+    assert np.isnan(crossing_step(steps, np.array([0.6, 0.5, 0.4]), 0.3))
+
+
+def test_the_seed_is_the_unit_and_a_seed_whose_arms_differ_is_not_ordered():
+    flags = {"seed": [0, 0, 1, 1, 2, 2], "after": [True, True, True, False, False, False]}
+    assert agreeing_seeds(pd.DataFrame(flags), "after") == (1, 3, 1.0)
+    always = pd.DataFrame({"seed": range(6), "after": True})
+    assert agreeing_seeds(always, "after") == (6, 6, 2 / 64)
 
 
 @pytest.mark.slow

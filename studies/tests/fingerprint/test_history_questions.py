@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tlspectral_studies.fingerprint.figures.checkpoints import checkpoint_acts
-from tlspectral_studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
+from tlspectral_studies.fingerprint.history_questions import (
+    eventual_head_rank,
+    formation_crossing,
+    half_of_fall,
+    median_leaves_null,
+)
 from tlspectral_studies.fingerprint.published import published_checkpoints, published_heads
 
 from tlspectral.history.sources import PYTHIA_STEPS
@@ -87,6 +92,22 @@ def test_a_median_has_left_when_it_stays_outside(medians, step, side):
     # A null that moves is followed.
     if step == 20:
         assert median_leaves_null(table.assign(D_head_null_low=0.1, D_head_null_high=[0.1] * 3 + [0.9])).step is None
+
+
+def test_the_median_of_a_layer_and_half_of_its_fall():
+    layers = [[0.61, 0.61], [0.60, 0.44], [0.50, 0.40], [0.40, 0.50]]
+    table = track([0.0] * 4, D_head_median=[0.61, 0.52, 0.45, 0.45], D_head_median_by_layer=layers)
+    bounds = {"D_head_null_low_by_layer": [[0.59, 0.45]] * 4, "D_head_null_high_by_layer": [[0.63, 0.63]] * 4}
+    table = table.assign(**bounds)
+    assert (half_of_fall(table).step, half_of_fall(table).side) == (10, "below")  # the middle is .53
+    assert (half_of_fall(table, layer=0).step, half_of_fall(table, layer=1).step) == (20, 10)  # .505 and .555
+    assert (median_leaves_null(table, layer=0).step, median_leaves_null(table, layer=1).step) == (20, None)
+    assert half_of_fall(track([0.0] * 3, D_head_median=[0.4, 0.5, 0.6])).side == "above"
+    assert half_of_fall(track([0.0] * 2, D_head_median=[0.4, 0.4])).step is None
+    with pytest.raises(ValueError, match=r"layer=2: the history has layers 0 to 1"):
+        half_of_fall(table, layer=2)
+    with pytest.raises(ValueError, match=r"no column D_head_median_by_layer"):
+        half_of_fall(table.drop(columns="D_head_median_by_layer"), layer=0)
 
 
 # --- Q3 ---

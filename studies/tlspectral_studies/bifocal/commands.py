@@ -20,8 +20,9 @@ def learn(
             metavar="EXPERIMENT",
             help="learned-frequency (where one frequency goes), languages (losses on formal languages), memorisation, "
             "structure-gap (depths beyond training), resonance, manifold, equivalence (Dyck-3, twenty seeds), "
-            "modulo (sums that are held out), setting (what BA leaves open), longer-context (beside linear, NTK and "
-            "YaRN scaling), source-code (a pretrained model), or fine-tuning (its weights too).",
+            "modulo (sums that are held out), setting (what BA leaves open), setting-learned (arms where more is "
+            "learned), longer-context (beside linear, NTK and YaRN scaling), source-code (a pretrained model), or "
+            "fine-tuning (its weights too).",
         ),
     ],
     output: Annotated[
@@ -54,6 +55,7 @@ def learn(
         dyck=schedule.QUICK_DYCK if quick else schedule.DYCK,
         modulo=modulo.QUICK_MODULO if quick else modulo.FULL_MODULO,
         setting=setting_search.QUICK_SETTING if quick else setting_search.FULL_SETTING,
+        learned=setting_search.QUICK_SETTING if quick else setting_search.LEARNED_SETTING,
         extension=context_extension.QUICK_EXTENSION if quick else context_extension.FULL_EXTENSION,
         code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
         backbone=code_adaptation.QUICK_BACKBONE if quick else code_adaptation.FULL_BACKBONE,

@@ -26,7 +26,13 @@ from tlspectral_studies.bifocal.learned_frequency import SEEDS, learned_frequenc
 from tlspectral_studies.bifocal.modulo import FULL_MODULO, ModuloSchedule, modulo_experiment
 from tlspectral_studies.bifocal.resonance import resonance_experiment
 from tlspectral_studies.bifocal.schedule import DYCK, FULL, EquivalenceSchedule, LanguageSchedule
-from tlspectral_studies.bifocal.setting_search import FULL_SETTING, SettingSchedule, setting_experiment
+from tlspectral_studies.bifocal.setting_search import (
+    FULL_SETTING,
+    LEARNED_SETTING,
+    SettingSchedule,
+    learned_experiment,
+    setting_experiment,
+)
 from tlspectral_studies.common.run_folder import open_run_folder
 from tlspectral_studies.positional_symbolic.canonical import CanonicalSchedule
 
@@ -43,6 +49,7 @@ EXPERIMENTS = (
     "equivalence",
     "modulo",
     "setting",
+    "setting-learned",
     "longer-context",
     "source-code",
     "fine-tuning",
@@ -59,6 +66,7 @@ def run_experiment(
     dyck: EquivalenceSchedule = DYCK,
     modulo: ModuloSchedule = FULL_MODULO,
     setting: SettingSchedule = FULL_SETTING,
+    learned: SettingSchedule = LEARNED_SETTING,
     extension: ExtensionSchedule = FULL_EXTENSION,
     code: CodeSchedule = FULL_CODE,
     backbone: CodeSchedule = FULL_BACKBONE,
@@ -72,7 +80,7 @@ def run_experiment(
     Args:
         name: of `EXPERIMENTS`.
         output: folder; runs are kept in folders of their own in it, tables in the folder itself.
-        languages, dyck, modulo, setting, extension, code, backbone, heads: the schedules.
+        languages, dyck, modulo, setting, learned, extension, code, backbone, heads: the schedules.
         n_jobs: processes, one thread each; the tables do not depend on it.
         device: where the models are trained.
         command: recorded in the tables' `attrs`.
@@ -93,6 +101,7 @@ def run_experiment(
         "equivalence": (arms_with_power, dyck, "equivalence_runs", dyck.seeds),
         "modulo": (modulo_experiment, modulo, "modulo_runs", modulo.seeds),
         "setting": (setting_experiment, setting, "setting_search_runs", setting.seeds),
+        "setting-learned": (learned_experiment, learned, "setting_learned_runs", learned.seeds),
         "longer-context": (extension_experiment, extension, "extension_runs", extension.seeds),
         "source-code": (code_experiment, code, "code_runs", (code.seed,)),
         "fine-tuning": (fine_tuning, backbone, "backbone_runs", (backbone.seed,)),

@@ -84,8 +84,11 @@ def replicate(
         typer.echo(f"{verdict}: {count} sentences")
         for _, row in table.loc[(table["kind"] == "sentence") & (table["verdict"] == verdict)].iterrows():
             typer.echo(f'  {row["where"]}: "{row["published"]}"')
+            typer.echo(f"      {replication.rule_finds(row)}")
             typer.echo(f"      {replication.deciding(row)}")
             typer.echo(f"      tested: {row['what']}; n = {row['n']}; power: {row['power']}\n      {row['why']}")
+            if row["choices"]:
+                typer.echo(f"      other readings: {row['choices']}")
         typer.echo("")
     if compared is not None:
         typer.echo(

@@ -134,13 +134,18 @@ def formation_crossing(
 
 
 def median_leaves_null(
-    summary: pd.DataFrame, *, low: str | float = "D_head_null_low", high: str | float = "D_head_null_high"
+    summary: pd.DataFrame,
+    *,
+    low: str | float = "D_head_null_low",
+    high: str | float = "D_head_null_high",
+    layer: int | None = None,
 ) -> Departure:
-    """Q2: since when does the median over all heads lie outside the spread of medians under the null?
+    """Q2: since when does the median over all heads, or a layer's, lie outside the spread of medians under the null?
 
     Args:
         summary: one row per step, steps rising: `HeadHistory.summary` or `HeadHistory.track()`.
         low, high: ends of the null's spread, as columns or, for a table without them, as numbers.
+        layer: whose median is asked of (columns `_by_layer`); None: of all heads, which mixes early and late layers.
 
     Returns:
         The start of the stretch outside, on one side, that lasts to the last step.
@@ -153,9 +158,9 @@ def median_leaves_null(
     What it does not establish: when the first head left, since half of them can leave before a median moves; nor, for
     a matched null, that the singular values stayed as they were, because the null follows them.
     """
-    steps, values = _steps(summary), _values(summary, "D_head_median")
+    steps, values = _steps(summary), _values(summary, "D_head_median", layer)
     ends = [
-        np.full(len(steps), float(end)) if isinstance(end, int | float) else _values(summary, end)
+        np.full(len(steps), float(end)) if isinstance(end, int | float) else _values(summary, end, layer)
         for end in (low, high)
     ]
     sides = np.where(values < ends[0], -1, np.where(values > ends[1], 1, 0))
@@ -171,6 +176,29 @@ def median_leaves_null(
         value=float(values[start]),
         null=float(ends[1 if last > 0 else 0][start]),
     )
+
+
+def half_of_fall(summary: pd.DataFrame, *, layer: int | None = None) -> Departure:
+    """Q2: since when is half of the way of the median of D_head done, from its first value to its last?
+
+    Args:
+        summary: one row per step, steps rising: `HeadHistory.summary` or `HeadHistory.track()`.
+        layer: whose median is asked of; None: of all heads.
+
+    Returns:
+        The start of the stretch beyond the middle that lasts to the last step; `median_leaves_null` gives the onset.
+
+    Raises:
+        ValueError: a column is missing or holds NaN, or there are several rows of a step.
+
+    Source: "Fingerprint, Not Blueprint" (FP, section 9, "slow differential sculpting").
+
+    What it does not establish: how much of the way chance makes; the last step decides what counts as the whole.
+    """
+    values = _values(summary, "D_head_median", layer)
+    middle = float(values[0] + values[-1]) / 2
+    low, high = (middle, math.inf) if values[-1] < values[0] else (-math.inf, middle)
+    return median_leaves_null(summary, low=low, high=high, layer=layer)
 
 
 def eventual_head_rank(
@@ -241,9 +269,18 @@ def _steps(table: pd.DataFrame) -> list[int]:
     return steps
 
 
-def _values(table: pd.DataFrame, column: str) -> Float64[np.ndarray, " steps"]:
+def _values(table: pd.DataFrame, column: str, layer: int | None = None) -> Float64[np.ndarray, " steps"]:
+    """Return a column, or of its lists by layer the entry of a layer."""
+    if layer is not None:
+        column = f"{column}_by_layer"
     require(table, [column], "HeadHistory.track()")
-    values = table[column].to_numpy(dtype=float)
+    if layer is None:
+        values = table[column].to_numpy(dtype=float)
+    else:
+        layers = min(map(len, table[column]), default=0)
+        if not 0 <= layer < layers:
+            raise ValueError(f"layer={layer}: the history has layers 0 to {layers - 1}")
+        values = np.array([of_layers[layer] for of_layers in table[column]], dtype=float)
     if np.isnan(values).any():
         row = int(np.flatnonzero(np.isnan(values))[0])
         raise ValueError(

@@ -5,7 +5,7 @@ from tlspectral_studies.fingerprint.replication.constrained_training import side
 from tlspectral_studies.fingerprint.replication.head_function import ioi_classes
 from tlspectral_studies.fingerprint.replication.positional_schemes import POSITIONS, scheme_contrast
 from tlspectral_studies.fingerprint.replication.published_runs import beside_markdown, beside_published
-from tlspectral_studies.fingerprint.replication.readable import counted, deciding, readable
+from tlspectral_studies.fingerprint.replication.readable import counted, deciding, readable, rule_finds
 from tlspectral_studies.fingerprint.replication.sentences import SENTENCE_VERDICTS
 from tlspectral_studies.fingerprint.replication.table import replicate
 
@@ -21,6 +21,7 @@ __all__ = [
     "ioi_classes",
     "readable",
     "replicate",
+    "rule_finds",
     "scheme_contrast",
     "side_by_side",
 ]

@@ -23,7 +23,7 @@ from tlspectral_studies.fingerprint.replication import (
 )
 from tlspectral_studies.fingerprint.replication import sentences as said
 from tlspectral_studies.fingerprint.replication.claims import MONTE_CARLO_TOLERANCE, VERDICTS, Claim, PublishedTables
-from tlspectral_studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Sentence
+from tlspectral_studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Choice, Sentence
 
 _SECTIONS = (
     matched_null,
@@ -82,14 +82,22 @@ REPLICATE = Schema(
                       |                | within one unit of the last, a Monte-Carlo one within 0.01, a bound where it
                       |                | holds; else differs; or cannot be checked without weights. Of a sentence: holds
                       |                | by its own words; holds to rounding; holds weakened, gives_up being the
-                      |                | weakening; contradicted; or not decidable from the tables.
+                      |                | weakening; depends on a choice; open: claimed to be absent, not found, and not
+                      |                | excluded; no power: least_p is above 0.05; asked of another population;
+                      |                | contradicted; or not decidable from the tables.
         why           | text           | Why a number differs, by how much one misses its literal reading, what weights
                       |                | are needed for; the figures behind a sentence, or what it needs.
         function      | label          | Function that recomputes or measures the number, or decides the sentence.
         seed          | index          | Seed of a Monte-Carlo number; missing for others.
         n             | count          | Units of the test of a sentence: heads of the smallest model, models, runs,
                       |                | steps.
-        power         | text           | What the test of a sentence could have seen at this n.
+        power         | text           | What the rule of a sentence could have found at this n.
+        least_p       | probability    | The least p that the rule can give, after the correction for its family; NaN
+                      |                | where nothing is sampled.
+        smallest      | of effect      | Smallest effect that the rule finds with probability 0.8; infinite for none.
+        effect        | text           | What smallest is, with its unit.
+        choices       | text           | What the other readings of the same tables give, each with what is chosen.
+        turned        | text           | What is chosen in those readings that give the other answer.
         literal       | text           | What a sentence asks for by its own words.
         literal_value | of the reading | The number that decides it.
         literal_holds | flag           | Whether its condition is met.
@@ -103,7 +111,7 @@ REPLICATE = Schema(
 )
 COLUMNS = tuple(column.name for column in REPLICATE.columns)
 _TYPES = {
-    **dict.fromkeys(("ours", "difference", "literal_value", "weaker_value"), "float64"),
+    **dict.fromkeys(("ours", "difference", "literal_value", "weaker_value", "least_p", "smallest"), "float64"),
     **dict.fromkeys(("seed", "n"), "Int64"),
     **dict.fromkeys(("literal_holds", "weaker_holds"), "boolean"),
 }
@@ -118,9 +126,9 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
 
     Returns:
         DataFrame, a number or a sentence a row, numbers first. Columns: `id, kind, where, what, published, ours,
-        difference, verdict, why, function, seed, n, power, literal, literal_value, literal_holds, weaker, weaker_value,
-        weaker_holds, gives_up`. Those of the other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers,
-        `attrs["sentences"]` of sentences.
+        difference, verdict, why, function, seed, n, power, least_p, smallest, effect, choices, turned, literal,
+        literal_value, literal_holds, weaker, weaker_value, weaker_holds, gives_up`. Those of the other kind are empty.
+        `attrs["verdicts"]` counts the verdicts of numbers, `attrs["sentences"]` of sentences.
 
     What it does not establish: that the tables are what the models are. It goes from published tables to published
     numbers and sentences; a number from weights (`analyze_heads`) is a further step. Readings are ours, and were
@@ -130,7 +138,7 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
     rows = [_of_claim(claim) for claim in _rows(RECOMPUTED, tables)]
     rows += [_of_sentence(sentence) for sentence in _rows(DECIDED, tables)]
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(_TYPES)
-    texts = ["power", "literal", "weaker", "gives_up"]
+    texts = ["power", "effect", "choices", "turned", "literal", "weaker", "gives_up"]
     table[texts] = table[texts].fillna("")
     attrs = {
         "source": SOURCE,
@@ -162,13 +170,23 @@ def _of_sentence(sentence: Sentence) -> dict[str, object]:
         "what": sentence.tested,
         "published": sentence.says,
         "why": sentence.remark,
-        **{name: getattr(sentence, name) for name in ("id", "where", "verdict", "function", "n", "power")},
+        **{name: getattr(sentence, name) for name in ("id", "where", "verdict", "function", "n")},
+        **{name: getattr(sentence.power, name) for name in ("least_p", "smallest", "effect")},
+        "power": sentence.power.said,
+        "choices": "; ".join(map(_in_words, sentence.choices)),
+        "turned": ", ".join(dict.fromkeys(choice.of for choice in sentence.turned)),
     }
     for name, reading in (("literal", sentence.literal), ("weaker", sentence.weaker)):
         if reading is not None:
             row |= {name: reading.asks, f"{name}_value": reading.value, f"{name}_holds": reading.holds}
             row["gives_up"] = reading.gives_up
     return row
+
+
+def _in_words(choice: Choice) -> str:
+    """Return what another reading gives: "layers, not heads as independent: ASKS: 19, not so"."""
+    other = choice.other
+    return f"{choice.of}, not {choice.taken}: {other.asks}: {other.value:.3g}, {'so' if other.holds else 'not so'}"
 
 
 def _counted(table: pd.DataFrame, kind: str, verdicts: tuple[str, ...]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from tlspectral_studies.fingerprint.history_questions import formation_crossing, median_leaves_null
+from tlspectral_studies.fingerprint.history_questions import formation_crossing, half_of_fall, median_leaves_null
 from tlspectral_studies.fingerprint.replication.claims import Claim, PublishedTables, value_at
 
 _WHERE, _MEDIANS = "FP, section 9", "FP, section 9 and Fig. 4c"
@@ -180,6 +180,5 @@ def constant_null_departure(tables: PublishedTables, name: str) -> int | None:
 
 def half_way(track: pd.DataFrame) -> int | None:
     """First step from which the median stays below the middle of its first and last value."""
-    median = track["D_head_median"]
-    middle = float(median.iloc[0] + median.iloc[-1]) / 2
-    return median_leaves_null(track, low=middle, high=np.inf).step
+    half = half_of_fall(track)
+    return half.step if half.side == "below" else None

@@ -11,10 +11,11 @@ from tlspectral_studies.fingerprint.replication.sentences import (
     positional_symbolic,
     positions,
 )
-from tlspectral_studies.fingerprint.replication.sentences.sentence import SENTENCE_VERDICTS, Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.sentence import SENTENCE_VERDICTS, Choice, Reading, Sentence
 
 __all__ = [
     "SENTENCE_VERDICTS",
+    "Choice",
     "Reading",
     "Sentence",
     "ablations",

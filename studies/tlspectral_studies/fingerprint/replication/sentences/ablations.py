@@ -12,10 +12,11 @@ from tlspectral_studies.fingerprint.replication.sentences.power import (
     correlation_power,
     correlations_power,
     detectable_correlation,
-    models_power,
+    holm,
+    no_sample,
     significant,
 )
-from tlspectral_studies.fingerprint.replication.sentences.sentence import ROUNDING, Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, ROUNDING, Choice, Reading, Sentence
 from tlspectral_studies.fingerprint.statistics import spearman_table
 
 _EFFECT = "induction loss"
@@ -44,8 +45,10 @@ def no_scalar_predicts(tables: PublishedTables) -> Iterator[Sentence]:
         "no spectral scalar (dir_frac, D_head, imag_mass, |M_A|) predicts which heads need M_A (all |rho| <~ 0.1)",
         f"GPT-2: rank correlations with the change of {_EFFECT} without M_A",
         len(heads),
-        f"{correlations_power({'gpt2': len(heads)}, 1)}; |rho| of {_PRINTED_RHO} with power "
-        f"{correlation_power(_PRINTED_RHO, len(heads)):.2f}",
+        correlations_power(
+            {"gpt2": len(heads)},
+            more=f"; |rho| of {_PRINTED_RHO} with power {correlation_power(_PRINTED_RHO, len(heads)):.2f}",
+        ),
         Reading("|rho| of the three in the table is at most 0.1; largest", largest, largest <= _PRINTED_RHO),
         Reading(
             "it is 0.1 to its printed digit; the largest",
@@ -55,6 +58,17 @@ def no_scalar_predicts(tables: PublishedTables) -> Iterator[Sentence]:
         ),
         f"of columns that the text does not list, significant (Holm over {len(table)}): {others or 'none'}; the "
         "norm of M_A needs the weights",
+        choices=(
+            Choice(
+                "columns",
+                "those that the text lists",
+                Reading(
+                    f"none of the {len(table)} columns is significant (Holm over {len(table)}); how many are",
+                    float(found.sum()),
+                    not found.any(),
+                ),
+            ),
+        ),
     )
 
 
@@ -73,7 +87,7 @@ def inert_elsewhere(tables: PublishedTables) -> Iterator[Sentence]:
         "M_A is causally critical only for the canonical induction/previous-token circuit and inert elsewhere",
         f"GPT-2: change of {_EFFECT} without M_A of each head, the four heads of the text against the others",
         len(heads),
-        "one sweep over all heads, no error published: a rank needs no test, a small effect cannot be told from 0",
+        no_sample(len(heads), "heads", "; no error published: a small effect cannot be told from 0"),
         Reading(
             "no other head has an effect as large as the smallest of the four; heads that do",
             float(len(above)),
@@ -86,6 +100,18 @@ def inert_elsewhere(tables: PublishedTables) -> Iterator[Sentence]:
             "effects below a tenth of the largest",
         ),
         f"smallest of the four {inside.min():+.3f}; others above it: {listed or 'none'}",
+        choices=tuple(
+            Choice(
+                "level",
+                f"{_TENTH} of the largest effect",
+                Reading(
+                    f"no other head reaches {level} of the largest effect; the largest other one, nats",
+                    largest,
+                    largest < level * float(inside.max()),
+                ),
+            )
+            for level in (_TENTH / 2, 2 * _TENTH)
+        ),
     )
     yield Sentence(
         "sentence/corpus_cost",
@@ -93,7 +119,7 @@ def inert_elsewhere(tables: PublishedTables) -> Iterator[Sentence]:
         "killing M_A costs <= 0.02 general CE anywhere",
         "GPT-2: largest change of corpus loss without M_A",
         len(heads),
-        "one sweep over all heads, no error published",
+        no_sample(len(heads), "heads", "; no error published"),
         Reading("at most 0.02 nats; it", corpus, corpus <= _PRINTED_LOSS),
         Reading("at most 0.02 to its printed digits; it", corpus, round(corpus, 2) <= _PRINTED_LOSS, ROUNDING),
         f"above 0.02 by {corpus - _PRINTED_LOSS:+.4f}",
@@ -121,7 +147,7 @@ def eliminates_induction(tables: PublishedTables) -> Iterator[Sentence]:
         "largest change of induction loss without the phase of one head, over the in-context gain that there is "
         "to lose",
         len(LOSSES),
-        models_power(len(LOSSES)),
+        no_sample(len(LOSSES), "models"),
         Reading(
             f"at least {_ELIMINATED:.0%} of the gain is lost on all three; smallest share",
             min(shares.values()),
@@ -129,6 +155,17 @@ def eliminates_induction(tables: PublishedTables) -> Iterator[Sentence]:
         ),
         None,
         f"nats: {listed}. The gain is ln of the vocabulary less the printed intact loss",
+        choices=(
+            Choice(
+                "level",
+                f"{_ELIMINATED:.0%} of the gain",
+                Reading(
+                    f"at least {_ELIMINATED / 2:.1%} of the gain is lost on all three; smallest share",
+                    min(shares.values()),
+                    min(shares.values()) >= _ELIMINATED / 2,
+                ),
+            ),
+        ),
     )
 
 
@@ -150,11 +187,31 @@ def exactly_the_flagged_heads(tables: PublishedTables) -> Iterator[Sentence]:
         "ablating Im(M_t) [...] destroys induction on exactly the flagged heads",
         f"heads with an effect above {_TENTH} of the model's largest, against heads with prev > {_STRONG}",
         least,
-        f"a head more or less refutes it; the smallest model has {least}",
+        no_sample(least, "heads of the smallest model"),
         Reading("both are the same heads on all three models; heads in one alone", total, total == 0),
         None,
         f"with an effect but not flagged, and flagged without one: {listed}. The largest effect is on one of the two "
         f"heads with the largest prev on {sum(rank <= 2 for rank in top.values())} of {len(top)} models",
+        choices=tuple(
+            Choice(
+                "level",
+                f"{_TENTH} of the largest effect",
+                Reading(
+                    f"an effect above {level} of the largest on the same heads; heads in one alone",
+                    float(_in_one_alone(tables, level)),
+                    _in_one_alone(tables, level) == 0,
+                ),
+            )
+            for level in (_TENTH / 2, 2 * _TENTH)
+        ),
+    )
+
+
+def _in_one_alone(tables: PublishedTables, level: float) -> int:
+    """Heads of all models with an effect above a share of the largest that are not flagged, or the other way round."""
+    return sum(
+        int(((heads["dInd_rope"] > level * heads["dInd_rope"].max()) != (heads["prev"] > _STRONG)).sum())
+        for heads in (tables.heads[name] for name in LOSSES)
     )
 
 
@@ -169,13 +226,14 @@ def aggregate_is_null(tables: PublishedTables) -> Iterator[Sentence]:
         for _, row in table.loc[found].iterrows()
     )
     alone = detectable_correlation(max(sizes.values()))
+    own = [float(holm(table.loc[named & (table["model"] == name), "pvalue"].to_numpy()).min()) for name in LOSSES]
     yield Sentence(
         "sentence/aggregate_null",
         "FP, section 8",
         "head-level aggregate correlations are correspondingly null",
         f"rank correlations of {len(_EVERY)} spectral columns with the effect on three models, Holm over {len(table)}",
         min(sizes.values()),
-        f"{correlations_power(sizes, len(table))}; alone {alone:.2f}",
+        correlations_power(sizes, len(table), more=f"; alone {alone:.2f}"),
         Reading("none is significant; how many are", float(found.sum()), not found.any()),
         Reading(
             f"none of {', '.join(_NAMED)} is (Holm over 9); smallest p",
@@ -184,4 +242,15 @@ def aggregate_is_null(tables: PublishedTables) -> Iterator[Sentence]:
             f"the other {len(_EVERY) - len(_NAMED)} columns",
         ),
         f"significant: {listed or 'none'}",
+        choices=(
+            Choice(
+                "family",
+                "three models in one",
+                Reading(
+                    f"none of {', '.join(_NAMED)} is, each model a family of {len(_NAMED)}; smallest p after Holm",
+                    min(own),
+                    min(own) > LEVEL,
+                ),
+            ),
+        ),
     )

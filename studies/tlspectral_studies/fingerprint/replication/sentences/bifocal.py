@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Complex128, Float64
 
 from tlspectral_studies.fingerprint.replication.claims import PublishedTables
-from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.power import POWER, no_sample
+from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Choice, Power, Reading, Sentence
 
 PAIRS, BASE = 16, 10_000.0
 """Rotary pairs of a head of BA's models (128 wide, 4 heads), and its base of frequencies."""
@@ -19,7 +21,7 @@ _GAP = 60  # BA's distance in figure 1
 _BRIDGE, _STRICTER = 0.99, 0.995  # cos(omega N) that counts as near 1: BA gives no level
 _DRAWS = 20_000
 _ROUNDING = 1e-9  # relative; scores of unit vectors differ by 1e-13 in float64 at positions of a thousand
-_EXACT = "exact: equation 2 in float64, no sample"
+_EXACT = Power("exact: equation 2 in float64, no sample")
 
 
 def spectral_score(
@@ -83,8 +85,15 @@ def identity_at_the_start(tables: PublishedTables) -> Iterator[Sentence]:
         len(query),
         _EXACT,
         Reading("none with phases of queries and keys apart, which can act", apart, apart < _ROUNDING),
-        Reading("none with phases that both share, which cancel", shared, shared < _ROUNDING, "phases that act"),
+        None,
         "relative to the root mean square of scores; without noise the identity is exact",
+        choices=(
+            Choice(
+                "phases",
+                "of queries and keys apart",
+                Reading("none with phases that both share, which cancel", shared, shared < _ROUNDING),
+            ),
+        ),
     )
 
 
@@ -101,9 +110,7 @@ def a_bridge_must_be_learned(tables: PublishedTables) -> Iterator[Sentence]:
         f"largest cos(theta N) over the standard frequencies of a head with {PAIRS} pairs, N = {_GAP}",
         PAIRS,
         _EXACT,
-        Reading(f"no standard frequency has it above {_BRIDGE}; the largest", every, every <= _BRIDGE)
-        if (fast <= _BRIDGE) == (fast <= _STRICTER)
-        else None,
+        Reading(f"no standard frequency has it above {_BRIDGE}; the largest", every, every <= _BRIDGE),
         Reading(
             f"none that turns by half a turn or more over N has it above {_BRIDGE}; the largest",
             fast,
@@ -115,6 +122,17 @@ def a_bridge_must_be_learned(tables: PublishedTables) -> Iterator[Sentence]:
         f"sentence holds weakened; {int((~turning).sum())} of {PAIRS} pairs hardly turn over {_GAP} tokens, so theirs "
         f"is near 1 from the start; of the distances from 10 to 2000 tokens {_bridged():.0%} have a pair that turns "
         f"and is above {_BRIDGE}",
+        choices=(
+            Choice(
+                "level",
+                f"{_BRIDGE} is near 1",
+                Reading(
+                    f"none that turns by half a turn or more over N has it above {_STRICTER}; the largest",
+                    fast,
+                    fast <= _STRICTER,
+                ),
+            ),
+        ),
     )
 
 
@@ -133,7 +151,7 @@ def attention_is_monotonic(tables: PublishedTables) -> Iterator[Sentence]:
         "monotonic",
         "published kernels of four heads of Pythia-410m (FP, Fig. 3): mean score by distance, 1 to 20 tokens",
         len(monotonic),
-        "one counterexample refutes it; four kernels of one model, means over a corpus",
+        no_sample(len(monotonic), "kernels", "; of one model, means over a corpus"),
         Reading("every kernel falls with distance throughout; how many do", float(sum(monotonic)), all(monotonic)),
         None,
         f"rank correlations of score with distance {', '.join(f'{-value:+.2f}' for value in falling)}",
@@ -143,23 +161,35 @@ def attention_is_monotonic(tables: PublishedTables) -> Iterator[Sentence]:
 def phases_were_learned(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5.1: learned phases with a mean shift of 7.6e-4, which says one thing of moduli and another of a sum."""
     draws = NOISE * np.random.default_rng(0).standard_normal((_DRAWS, PAIRS))
-    of_moduli, signed = (_two_sided(means, SHIFT) for means in (np.abs(draws).mean(1), draws.mean(1)))
+    signed_means = draws.mean(1)
+    of_moduli, signed = (_two_sided(means, SHIFT) for means in (np.abs(draws).mean(1), signed_means))
     yield Sentence(
         "sentence/ba_phases",
         "BA, section 5.1",
         "learned phase shifts (Phi) evolved into a distinct oscillating Zig-Zag pattern (Mean Shift 7.6e-4 rad)",
         f"the printed mean shift against means over {PAIRS} phases of noise N(0, {NOISE:g}), {_DRAWS} draws",
         PAIRS,
-        f"two-sided p by draws, {2 / _DRAWS:.0e} at least",
-        None,
+        Power(
+            f"two-sided p by draws, {2 / _DRAWS:.0e} at least",
+            2 / _DRAWS,
+            float(scipy.stats.norm.isf(LEVEL / 2) + scipy.stats.norm.isf(1 - POWER)) * float(signed_means.std()),
+            "signed mean shift, rad",
+        ),
         Reading(
             "it differs from phases never trained if it is a mean of moduli; two-sided p",
             of_moduli,
             of_moduli <= LEVEL,
-            "what the mean is of",
         ),
-        f"needs the weights of BA's models: whether the mean is of moduli, by which nothing was learned, is not "
-        f"said, or of signed phases, by which p = {signed:.2g} and something was",
+        None,
+        f"BA does not say whether the mean is of moduli, by which nothing was learned, or of signed phases, by which "
+        f"p = {signed:.2g} and something was",
+        choices=(
+            Choice(
+                "criterion",
+                "a mean of moduli",
+                Reading("it differs if it is a mean of signed phases; two-sided p", signed, signed <= LEVEL),
+            ),
+        ),
     )
 
 
@@ -171,7 +201,7 @@ def spectral_wins(tables: PublishedTables) -> Iterator[Sentence]:
         "The Spectral-RoPE architecture effectively solves tasks where the Standard baseline failed",
         "held-out loss of both architectures on three formal languages",
         0,
-        "none: one number per task and arm was printed, without seeds",
+        Power("none: one number per task and arm was printed, without seeds"),
         None,
         None,
         "needs the weights of BA's models or its runs; `tlspectral study learn languages` trains matched arms, and "

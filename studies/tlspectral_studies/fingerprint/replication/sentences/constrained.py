@@ -4,8 +4,10 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral_studies.common.seed_intervals import t_interval
 from tlspectral_studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
 from tlspectral_studies.fingerprint.constrained.presets import loss_threshold
 from tlspectral_studies.fingerprint.replication.claims import PublishedTables
@@ -15,8 +17,8 @@ from tlspectral_studies.fingerprint.replication.constrained_training import (
     least_kernel_q,
     of_arm,
 )
-from tlspectral_studies.fingerprint.replication.sentences.power import shifts_power, significant
-from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.power import detectable_shift, shifts_power, significant
+from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Choice, Power, Reading, Sentence
 from tlspectral_studies.fingerprint.statistics import mann_whitney
 
 _WHERE = "FP, section 10"
@@ -38,7 +40,8 @@ def capability_is_intact(tables: PublishedTables) -> Iterator[Sentence]:
     ]
     pvalues = [mann_whitney(sign * free, sign * own, alternative="greater").pvalue for _, _, own, free, sign in rows]
     worse = significant(np.array(pvalues))
-    good = (last["ce_pred"] < loss_threshold(VOCABULARY)) & (last[["prev_best", "ind_best"]] > _STRONG).all(axis=1)
+    below = last["ce_pred"] < loss_threshold(VOCABULARY)
+    good = below & (last[["prev_best", "ind_best"]] > _STRONG).all(axis=1)
     listed = ", ".join(
         f"{score} of {arm} {own.mean():.3f} against {free.mean():.3f} (p = {p:.2g})"
         for (arm, score, own, free, _), p, lost in zip(rows, pvalues, worse, strict=True)
@@ -66,6 +69,16 @@ def capability_is_intact(tables: PublishedTables) -> Iterator[Sentence]:
         ),
         f"worse: {listed or 'none'}; lowest final prev or ind "
         + ", ".join(f"{arm} {value:.2f}" for arm, value in lowest.items()),
+        choices=(
+            Choice(
+                "level",
+                f"prev and ind above {_STRONG}",
+                Reading.every(
+                    f"every run ends below the loss of formation with prev and ind above {1.5 * _STRONG}; runs",
+                    below & (last[["prev_best", "ind_best"]] > 1.5 * _STRONG).all(axis=1),
+                ),
+            ),
+        ),
     )
 
 
@@ -94,13 +107,25 @@ def every_constraint_delays(tables: PublishedTables) -> Iterator[Sentence]:
         ),
         None,
         f"p: {listed}",
+        choices=(
+            Choice(
+                "test",
+                "one-sided",
+                Reading(
+                    "all six are significant by two-sided tests; largest p",
+                    float(2 * both.max()),
+                    formed and bool(significant(2 * both).all()),
+                ),
+            ),
+        ),
     )
 
 
 def kernel_is_indistinguishable(tables: PublishedTables) -> Iterator[Sentence]:
     """The symmetric RoPE arm's kernel is indistinguishable from the free arm's: five runs against five."""
     heads = rerouting(tables.constrained.heads, tables.constrained.kernels)
-    ratio = float(of_arm(heads, "rope_sym", "distance_ratio").mean())
+    ratios = of_arm(heads, "rope_sym", "distance_ratio")
+    ratio, interval = float(ratios.mean()), t_interval(pd.Series(ratios))
     least = least_kernel_q(tables, "rope_sym")
     offsets = tables.constrained.kernels["offset"].nunique()
     floor = 2 / math.comb(10, 5)
@@ -112,15 +137,22 @@ def kernel_is_indistinguishable(tables: PublishedTables) -> Iterator[Sentence]:
         "rope_sym's kernels against rope_free's at 9 offsets (BH), and their root-mean-square distance over that "
         "among free runs",
         10,
-        f"five runs against five have a two-sided p of {floor:.4f} at best: at least {apart} of {offsets} offsets "
-        f"have to be apart in all runs for a q of {LEVEL}",
+        Power(
+            f"five runs against five have a two-sided p of {floor:.4f} at best: at least {apart} of {offsets} offsets "
+            f"have to be apart in all runs for a q of {LEVEL}",
+            floor,
+            detectable_shift(5, 5, 2 * offsets // apart),
+            f"shift at {apart} offsets, in sd of the runs",
+        ),
         Reading(
             "they are no further from free kernels than these from each other, and no offset differs; the ratio",
             ratio,
             ratio <= 1 and least > LEVEL,
         ),
         Reading("no offset differs significantly; smallest q", least, least > LEVEL, "the distance over all offsets"),
-        "no difference that is found is no proof that there is none",
+        "no difference that is found is no proof that there is none; the ratio has a 95 % interval over seeds of "
+        f"{interval['low']:.2f} to {interval['high']:.2f}",
+        within=interval["high"] <= 1,
     )
 
 

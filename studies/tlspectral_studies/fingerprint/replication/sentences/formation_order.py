@@ -8,10 +8,11 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral_studies.fingerprint.constrained import formation
+from tlspectral_studies.fingerprint.formation_layers import falls_by_layer, previous_token_leads
 from tlspectral_studies.fingerprint.replication.claims import PublishedTables, value_at
 from tlspectral_studies.fingerprint.replication.constrained_training import VOCABULARY, of_arm
-from tlspectral_studies.fingerprint.replication.sentences.power import shifts_power, significant
-from tlspectral_studies.fingerprint.replication.sentences.sentence import Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.power import shifts_power, significant, signs_power
+from tlspectral_studies.fingerprint.replication.sentences.sentence import Choice, Population, Reading, Sentence
 from tlspectral_studies.fingerprint.statistics import mann_whitney
 
 _FREE = {"ape_sym": "ape_free", "rope_sym": "rope_free", "rope_imag": "rope_free"}
@@ -33,6 +34,7 @@ def suppression_follows_formation(tables: PublishedTables) -> Iterator[Sentence]
             best.append(prev)
     after = np.array(shares) < _HALF
     n = len(after)
+    falls = falls_by_layer(runs, vocabulary=VOCABULARY, arms=set(_FREE.values()))
     yield Sentence(
         "sentence/order",
         "FP, abstract, on the runs of section 10",
@@ -40,11 +42,34 @@ def suppression_follows_formation(tables: PublishedTables) -> Iterator[Sentence]
         "free runs of section 10: share of the final fall of the median D_head of the stored weights that is done at "
         "the evaluation before formation by the loss",
         n,
-        f"{n} of {n} runs agree by the toss of a coin with two-sided p = {2 * 0.5**n:.2g}",
+        signs_power(runs.heads["seed"].nunique()),
         Reading.every(f"less than {_HALF:.0%} of the fall is done before formation, in every run; runs", after),
         None,
         f"shares {_range(shares)}, with a best prev of {_range(best)}. FP says it of two Pythias, where half of the "
-        "fall comes after formation; these are toy models, and no null matched to their weights was published",
+        "fall comes after formation; these are toy models, and no null matched to their weights was published. Arms "
+        "of a seed share initial weights, so that the seed is the unit",
+        choices=(
+            *(
+                Choice(
+                    "layer",
+                    "both layers in one median",
+                    Reading.every(
+                        f"layer {layer} alone: half of the fall is done after formation, in every run; runs",
+                        falls.loc[falls["layer"] == layer, "half_after"],
+                    ),
+                )
+                for layer in ("0", "1")
+            ),
+            Choice(
+                "criterion",
+                "half of the fall",
+                Reading.every(
+                    "layer 0 alone: a tenth of the fall is done after formation, in every run; runs",
+                    falls.loc[falls["layer"] == "0", "onset_after"],
+                ),
+            ),
+        ),
+        population=Population.of(tables.checkpoints, runs.evaluations["arm"].unique()),
     )
 
 
@@ -59,11 +84,25 @@ def previous_token_first(tables: PublishedTables) -> Iterator[Sentence]:
         "Previous-token behavior jumps first [...] with induction behavior [...] following within the same window",
         f"runs of section 10: first evaluation at which the best prev and the best ind of a run pass {_LEVEL}",
         n,
-        f"{behind} of {behind} untied runs agree by the toss of a coin with p = {2 * 0.5 ** max(behind, 1):.1g}; arms "
-        "share initial weights",
+        signs_power(tables.constrained.heads["seed"].nunique()),
         Reading.every("prev passes first in every run; runs", lead > 0),
         None,
-        f"ind passes first in {behind}, both at one evaluation in {int((lead == 0).sum())}. FP says it of two Pythias",
+        f"ind passes first in {behind}, both at one evaluation in {int((lead == 0).sum())}. FP says it of two Pythias. "
+        "Arms of a seed share initial weights, so that the seed is the unit",
+        choices=tuple(
+            Choice(
+                "layer" if row["of"].startswith("summed") else "level" if row["against"] == "ind" else "criterion",
+                f"best heads at {_LEVEL}, prev against ind",
+                Reading(
+                    f"prev of the {row['of']} before {row['against']}, at {row['level']}, in every run; runs",
+                    float(row["first"]),
+                    row["first"] == row["runs"],
+                ),
+            )
+            for row in previous_token_leads(tables.constrained, vocabulary=VOCABULARY).to_dict(orient="records")
+            if row["level"] in ("half of its way", "0.1", "0.2")
+        ),
+        population=Population.of(tables.checkpoints, tables.constrained.evaluations["arm"].unique()),
     )
 
 
@@ -71,6 +110,9 @@ def symmetry_costs_absolute_models_most(tables: PublishedTables) -> Iterator[Sen
     """Section 10's ranking of the constraints by delay."""
     delays = _delays(tables.constrained.evaluations)
     others = [arm for arm in _FREE if arm != "ape_sym"]
+    formed = {arm: _formed(tables.constrained.evaluations, arm) for arm in (*_FREE, *_FREE.values())}
+    ratios = {arm: formed[arm] / max(formed[free].mean(), 1.0) for arm, free in _FREE.items()}
+    by_ratio = [mann_whitney(ratios["ape_sym"], ratios[arm], alternative="greater").pvalue for arm in others]
     pvalues = [mann_whitney(delays["ape_sym"], delays[arm], alternative="greater").pvalue for arm in others]
     yield Sentence(
         "sentence/costliest",
@@ -83,11 +125,25 @@ def symmetry_costs_absolute_models_most(tables: PublishedTables) -> Iterator[Sen
         Reading("both are significant; larger p", max(pvalues), bool(significant(np.array(pvalues)).all())),
         None,
         "steps: " + ", ".join(f"{arm} {_range(delays[arm], 0)}" for arm in _FREE) + f". {_OTHER_SIZE}",
+        choices=(
+            Choice(
+                "criterion",
+                "delay by the loss",
+                Reading(
+                    "steps over the mean of the free arm: both are significant; larger p",
+                    max(by_ratio),
+                    bool(significant(np.array(by_ratio)).all()),
+                ),
+            ),
+        ),
     )
 
 
 def a_tenth_of_the_penalty_delays(tables: PublishedTables) -> Iterator[Sentence]:
     """The five published runs with a weight of 1 in place of 10, used nowhere in the paper."""
+    weak = tables.weak.evaluations
+    fewest = min(weak.loc[weak["arm"] == arm, "seed"].nunique() for arm in _FREE)
+    least = min(len(_formed(tables.constrained.evaluations, arm)) for arm in _FREE.values())
     later, pvalues, listed = [], [], []
     for arm, free_arm in _FREE.items():
         own = _formed(tables.weak.evaluations, arm)
@@ -103,7 +159,7 @@ def a_tenth_of_the_penalty_delays(tables: PublishedTables) -> Iterator[Sentence]
         "published runs with a penalty of weight 1, a tenth of the paper's: formation by the loss against all runs of "
         "the free arm, one-sided exact Mann-Whitney, Holm over 3",
         len(later),
-        "one run against five has p = 0.17 at best, three against five 0.018",
+        shifts_power(fewest, least),
         Reading(
             "each of the three arms is significant; largest p", max(pvalues), bool(significant(np.array(pvalues)).all())
         ),

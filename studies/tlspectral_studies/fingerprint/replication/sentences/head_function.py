@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from tlspectral.stats import partial_spearman
 from tlspectral_studies.fingerprint.replication.claims import PublishedTables
 from tlspectral_studies.fingerprint.replication.sentences.power import correlations_power, significant
-from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Choice, Reading, Sentence
 from tlspectral_studies.fingerprint.statistics import spearman_table
 
 _BEHAVIOURS = ("prev", "dup", "ind")
@@ -29,6 +30,10 @@ def separates_on_every_model(tables: PublishedTables) -> Iterator[Sentence]:
         for name in tables.heads
         if any(table.loc[table["model"] == name, "right"].all() for table in (by_dir, by_d))
     ]
+    within = [_within(tables, column, tuple(tables.heads)) for column in ("dir_frac", "D_head")]
+    inside = [
+        name for name in tables.heads if any(table.loc[table["model"] == name, "right"].all() for table in within)
+    ]
     yield Sentence(
         "sentence/separates",
         "FP, section 1, item 2, and section 4",
@@ -46,6 +51,17 @@ def separates_on_every_model(tables: PublishedTables) -> Iterator[Sentence]:
             "dir_frac alone, and significance",
         ),
         f"not so: {_listed(by_dir.loc[~found])}",
+        choices=(
+            Choice(
+                "layers",
+                "heads as independent",
+                Reading(
+                    "within layers dir_frac or D_head has GPT-2's three signs on every model; models",
+                    float(len(inside)),
+                    len(inside) == len(tables.heads),
+                ),
+            ),
+        ),
     )
 
 
@@ -56,6 +72,7 @@ def content_on_every_model(tables: PublishedTables) -> Iterator[Sentence]:
     on_gpt2 = _signed(tables, "content_pos_frac", ("gpt2",))["statistic"].abs().to_numpy()
     on_llama = _signed(tables, "content_pos_frac", ("llama-3-8b",))["statistic"].abs().to_numpy()
     weaker = bool((on_llama < on_gpt2).all())
+    inside = _within(tables, "content_pos_frac", _REPLICATES)
     legible = [_rank(tables.heads[name], "self_match", "content_pos_frac") for name in _REPLICATES]
     sizes = tables.sizes()
     yield Sentence(
@@ -68,6 +85,16 @@ def content_on_every_model(tables: PublishedTables) -> Iterator[Sentence]:
         Reading.every(f"all {len(every)} have GPT-2's sign and are significant; their number", found),
         Reading.every(f"all {len(every)} have GPT-2's sign; their number", every["right"], "significance"),
         f"not so: {_listed(every.loc[~found]) or 'none'}",
+        choices=(
+            Choice(
+                "layers",
+                "heads as independent",
+                Reading.every(
+                    f"all {len(every)} have GPT-2's sign within layers; their number",
+                    _within(tables, "content_pos_frac", tuple(tables.heads))["right"],
+                ),
+            ),
+        ),
     )
     yield Sentence(
         "sentence/replicates",
@@ -86,6 +113,16 @@ def content_on_every_model(tables: PublishedTables) -> Iterator[Sentence]:
         None,
         f"content_pos_frac: {_listed(few)}; with self_match "
         + ", ".join(f"{name} {value:+.2f}" for name, value in zip(_REPLICATES, legible, strict=True)),
+        choices=(
+            Choice(
+                "layers",
+                "heads as independent",
+                Reading.every(
+                    "all nine have GPT-2's sign within layers and are significant; their number",
+                    inside["right"] & significant(inside["pvalue"].to_numpy()),
+                ),
+            ),
+        ),
     )
 
 
@@ -94,6 +131,8 @@ def induction_reads_as_content(tables: PublishedTables) -> Iterator[Sentence]:
     heads = tables.heads["gpt2"]
     induction = heads["ind"] > _INDUCTION
     place = heads["content_pos_frac"].rank(pct=True)[induction]
+    lower = heads["content_pos_frac"].rank(pct=True)[heads["ind"] > _INDUCTION / 2]
+    inside = partial_spearman(heads["content_pos_frac"], heads["ind"], heads[[]], layers=heads["layer"], method="rank")
     tested = spearman_table(heads, "content_pos_frac", "ind")
     rho, pvalue = float(tested["statistic"].iloc[0]), float(tested["pvalue"].iloc[0])
     yield Sentence(
@@ -111,12 +150,33 @@ def induction_reads_as_content(tables: PublishedTables) -> Iterator[Sentence]:
         ),
         None,
         f"rho {rho:+.2f}; {int(induction.sum())} induction heads, {int((place > 0.5).sum())} of them above the median",
+        choices=(
+            Choice(
+                "level",
+                f"ind > {_INDUCTION}",
+                Reading.every(f"heads with ind > {_INDUCTION / 2} are above the median; their number", lower > 0.5),
+            ),
+            Choice(
+                "layers",
+                "heads as independent",
+                Reading(
+                    "the correlation within layers is positive and significant; it",
+                    inside.statistic,
+                    inside.statistic > 0 and inside.pvalue <= LEVEL,
+                ),
+            ),
+        ),
     )
 
 
 def copying_is_orthogonal(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4's control: OV copying goes with no query-key metric."""
     table = spearman_table(tables.heads["gpt2"], list(_EVERY_METRIC), "copying").set_index("column")
+    heads = tables.heads["gpt2"]
+    inside = [
+        partial_spearman(heads[name], heads["copying"], heads[[]], layers=heads["layer"], method="rank")
+        for name in _COPYING
+    ]
     listed = significant(table.loc[list(_COPYING), "pvalue"].to_numpy())
     of_all = significant(table["pvalue"].to_numpy())
     size = table["statistic"].abs()
@@ -136,6 +196,17 @@ def copying_is_orthogonal(tables: PublishedTables) -> Iterator[Sentence]:
             "every metric but the three of Table 1",
         ),
         f"significant: {found or 'none'}; absence of significance is no proof of orthogonality",
+        choices=(
+            Choice(
+                "layers",
+                "heads as independent",
+                Reading(
+                    "none of Table 1's three is significant within layers (Holm over 3); their largest |rho|",
+                    max(abs(partial.statistic) for partial in inside),
+                    not significant(np.array([partial.pvalue for partial in inside])).any(),
+                ),
+            ),
+        ),
     )
 
 
@@ -144,6 +215,17 @@ def _signed(tables: PublishedTables, column: str, names: tuple[str, ...]) -> pd.
     table = tables.correlations(names, column, _BEHAVIOURS)
     signs = table["against"].map(dict(zip(_BEHAVIOURS, _SIGNS[column], strict=True)))
     return table.assign(right=np.sign(table["statistic"]) == signs)
+
+
+def _within(tables: PublishedTables, column: str, names: tuple[str, ...]) -> pd.DataFrame:
+    """`_signed` with layers held fixed: `model, against, pvalue, right`."""
+    rows = []
+    for name in names:
+        heads = tables.heads[name]
+        for against, sign in zip(_BEHAVIOURS, _SIGNS[column], strict=True):
+            found = partial_spearman(heads[column], heads[against], heads[[]], layers=heads["layer"], method="rank")
+            rows.append((name, against, found.pvalue, bool(np.sign(found.statistic) == sign)))
+    return pd.DataFrame(rows, columns=["model", "against", "pvalue", "right"])
 
 
 def _listed(table: pd.DataFrame) -> str:

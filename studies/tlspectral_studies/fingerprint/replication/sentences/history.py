@@ -8,8 +8,8 @@ import pandas as pd
 
 from tlspectral_studies.fingerprint.history_questions import formation_crossing
 from tlspectral_studies.fingerprint.replication.claims import PublishedTables
-from tlspectral_studies.fingerprint.replication.sentences.power import models_power
-from tlspectral_studies.fingerprint.replication.sentences.sentence import Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.power import POWER, no_sample
+from tlspectral_studies.fingerprint.replication.sentences.sentence import Choice, Power, Reading, Sentence
 from tlspectral_studies.fingerprint.replication.training_history import constant_null_departure, half_way
 
 _WHERE = "FP, section 9"
@@ -31,7 +31,7 @@ def every_head_at_the_null(tables: PublishedTables) -> Iterator[Sentence]:
         "every head originates at the random-matrix (Ginibre) null",
         "median D_head at step 0 against 0.61",
         len(start),
-        "a median stays where it is while up to half of the heads leave",
+        no_sample(len(start), "medians", ": a median stays where it is while up to half of the heads leave"),
         None,
         Reading(
             f"both medians are within {_NEAR} of {_GINIBRE}; largest distance",
@@ -65,23 +65,32 @@ def following_within_the_window(tables: PublishedTables) -> Iterator[Sentence]:
         f"first step at which each series has made {_MOST} or {_HALF} of its way from step 0 to the "
         f"last step, against the window's end at step {_WINDOW_END} and {_MOST} of prev's way",
         total,
-        f"{models_power(len(tables.checkpoints))}; steps double, so an order within a factor of 2 cannot be seen",
+        no_sample(total, "series", "; steps double, so an order within a factor of 2 cannot be seen"),
         Reading(
             f"every series gets there after prev and by step {_WINDOW_END}; how many", float(arrived), arrived == total
         ),
-        Reading(
-            f"every series is half way by step {_WINDOW_END}, and not before prev; how many",
-            float(half),
-            half == total,
-            "the other half of the way",
-        ),
+        None,
         f"prev has made {_MOST} of its way by step {', '.join(first)}; not so: {', '.join(late) or 'none'}",
+        choices=(
+            Choice(
+                "level",
+                f"{_MOST} of the way",
+                Reading(
+                    f"every series is half way by step {_WINDOW_END}, and not before prev; how many",
+                    float(half),
+                    half == total,
+                ),
+            ),
+        ),
     )
 
 
 def locks_in(tables: PublishedTables) -> Iterator[Sentence]:
     """The phase percentile locks in with the behaviour."""
     crossings = {name: formation_crossing(track) for name, track in tables.checkpoints.items()}
+    lower = [
+        formation_crossing(track, behaviour_level=_HALF / 2).first == "neither" for track in tables.checkpoints.values()
+    ]
     together = [crossing.first == "neither" for crossing in crossings.values()]
     later = {
         name: math.nan if crossing.phase.lowest_later is None else crossing.phase.lowest_later
@@ -95,7 +104,7 @@ def locks_in(tables: PublishedTables) -> Iterator[Sentence]:
         "the signature locks in with the behavior - at our half-doubling resolution, neither leads",
         "checkpoints between which prev passes 0.5 and the phase percentile 0.9",
         len(crossings),
-        f"{models_power(len(crossings))}; levels of 0.5 and 0.9 are ours",
+        no_sample(len(crossings), "histories", "; levels of 0.5 and 0.9 are ours"),
         Reading(
             "both pass between the same checkpoints in both models, and the percentile stays in the top decile; its "
             "lowest later value",
@@ -109,6 +118,17 @@ def locks_in(tables: PublishedTables) -> Iterator[Sentence]:
             "that it stays there",
         ),
         listed,
+        choices=(
+            Choice(
+                "level",
+                f"prev of {_HALF}",
+                Reading(
+                    f"with prev of {_HALF / 2} both pass between the same checkpoints; models",
+                    float(sum(lower)),
+                    all(lower),
+                ),
+            ),
+        ),
     )
 
 
@@ -116,6 +136,7 @@ def slow_over_the_next_hundredfold(tables: PublishedTables) -> Iterator[Sentence
     """Act III: the median is suppressed slowly, over the next 100x of training."""
     way = {name: _way(track, "D_head_median") for name, track in tables.checkpoints.items()}
     early = {name: float(share[share.index <= _TENTH_OF_TRAINING].max()) for name, share in way.items()}
+    sooner = {name: float(share[share.index <= _TENTH_OF_TRAINING / 2].max()) for name, share in way.items()}
     listed = "; ".join(
         f"{name} " + ", ".join(f"{_at(share, step):.0%} at step {step}" for step in (2000, 4000, 8000))
         for name, share in way.items()
@@ -126,7 +147,7 @@ def slow_over_the_next_hundredfold(tables: PublishedTables) -> Iterator[Sentence
         "slow differential sculpting: the population median D_head is suppressed [...] over the next 100x of training",
         "share of the fall of the median from step 0 to the last step",
         len(way),
-        models_power(len(way)),
+        no_sample(len(way), "histories"),
         Reading(
             f"in both models less than {_MOST} of the fall is done by step {_TENTH_OF_TRAINING}, a tenth of training; "
             "the smaller share",
@@ -135,6 +156,17 @@ def slow_over_the_next_hundredfold(tables: PublishedTables) -> Iterator[Sentence
         ),
         None,
         f"{listed}; above 100 % the median is below its last value",
+        choices=(
+            Choice(
+                "window",
+                f"step {_TENTH_OF_TRAINING}",
+                Reading(
+                    f"in both models less than {_MOST} of the fall is done by half of that step; the smaller share",
+                    min(sooner.values()),
+                    max(sooner.values()) < _MOST,
+                ),
+            ),
+        ),
     )
 
 
@@ -154,7 +186,7 @@ def heads_retain_it(tables: PublishedTables) -> Iterator[Sentence]:
         "distance of the eventual head's D_head from its value at step 0, against two sd of a head's null (GPT-2's, "
         "which has the same d_k)",
         len(moved),
-        f"{models_power(len(moved))}; one head per model is in the tables",
+        no_sample(len(moved), "histories", "; one head per model is in the tables"),
         Reading(
             f"within {two_sd:.3f} at every checkpoint from step 1000 on in both; the largest distance",
             max(moved.values()),
@@ -167,6 +199,17 @@ def heads_retain_it(tables: PublishedTables) -> Iterator[Sentence]:
             "every step but the last",
         ),
         f"largest distance: {listed}",
+        choices=(
+            Choice(
+                "level",
+                "two sd",
+                Reading(
+                    f"within {two_sd / 2:.3f} at the last step in both, one sd; the larger distance",
+                    max(at_last.values()),
+                    max(at_last.values()) <= two_sd / 2,
+                ),
+            ),
+        ),
     )
 
 
@@ -187,16 +230,18 @@ def after_formation(tables: PublishedTables) -> Iterator[Sentence]:
         "steps from formation until the median leaves a band of two standard errors about its value at step 0, and "
         "until it is half way down",
         len(begins),
-        f"{models_power(len(begins))}; a start between two checkpoints cannot be dated better",
-        Reading("the median leaves the band after formation in both; the smaller lag", first, first > 0),
-        Reading(
-            "it is half way down after formation in both; the smaller lag",
-            least,
-            least > 0,
-            "its beginning: half of the fall",
-        ),
+        no_sample(len(begins), "histories", "; a start between two checkpoints cannot be dated better"),
+        Reading("the median is half way down after formation in both; the smaller lag", least, least > 0),
+        None,
         f"{'; '.join(listed)}. The null matched to the weights of each step is not published: the constant band is "
         "no proof",
+        choices=(
+            Choice(
+                "criterion",
+                "half of the fall",
+                Reading("its onset: it leaves the band after formation in both; the smaller lag", first, first > 0),
+            ),
+        ),
     )
 
 
@@ -213,7 +258,12 @@ def not_identifiable(tables: PublishedTables) -> Iterator[Sentence]:
         "before formation the eventual prev head is not reliably identifiable from its spectrum",
         f"highest percentile of the eventual head by phase or D_head up to step {_BEFORE}",
         len(early),
-        "two heads: a random head is in a top decile with p = 0.1, two of two with p = 0.01 for one column",
+        Power(
+            "two heads: a random head is in a top decile with p = 0.1, two of two with p = 0.01 for one column",
+            len(columns) * (1 - _TOP_DECILE) ** len(early),
+            POWER ** (1 / len(early)),
+            "probability that such a head is in the top decile",
+        ),
         Reading(
             "by no column is it in the top decile in both models; the highest of the lower ones",
             max(both.values()),

@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from tlspectral_studies.fingerprint.replication import exact_heads
 from tlspectral_studies.fingerprint.replication.claims import PublishedTables
 from tlspectral_studies.fingerprint.replication.positional_schemes import ROTARY
-from tlspectral_studies.fingerprint.replication.sentences.power import correlations_power, significant
-from tlspectral_studies.fingerprint.replication.sentences.sentence import Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.power import correlations_power, no_sample, significant
+from tlspectral_studies.fingerprint.replication.sentences.sentence import Choice, Population, Power, Reading, Sentence
 
 _SIGNS = {"prev": 1, "dup": -1, "ind": -1}  # positional heads at high frequencies, symbolic ones at low
 _FACTORS = tuple(2 + step / 4 for step in range(1, 21))  # angles above 2 pi / n, in units of pi / n
 _NEARLY = 0.95  # share of the largest weight that nearly ties with it
+_NEARER = 1 - (1 - _NEARLY) / 2
 _LEMMAS = {
     "lemma3": "For the head H_POS and any s_POS [...] M(s_POS) = f_POS(s_POS)",
     "lemma4": "For the head H_SYM and any s_SYM [...] M(s_SYM) = f_SYM(s_SYM)",
     "lemma6": "For H_MIX and any s_MIX [...] M(s_MIX) = f_MIX(s_MIX)",
 }
+_PS_MODELS = ("gemma-2-2b-it", "Qwen-2", "Llama-3")
 _MODELS = "gemma-2-2b-it, and of its Qwen-2 and Llama-3 models"
 
 
@@ -43,6 +45,7 @@ def frequency_and_behaviour(tables: PublishedTables) -> Iterator[Sentence]:
         ),
         f"needs the weights of {_MODELS} (`tlspectral.positional.positional_symbolic` with per_frequency=True); "
         f"{listed}",
+        population=Population.of(_PS_MODELS, ROTARY),
     )
 
 
@@ -70,7 +73,7 @@ def early_heads_are_more_positional(tables: PublishedTables) -> Iterator[Sentenc
         "Conversely, symbolic scores were higher in late layers (median 0.67) than in early layers (median 0.49",
         "medians of the two scores over heads of early and late layers, Mood's test",
         208,
-        "none: the test takes heads as independent, and no table of scores was published",
+        Power("none: the test takes heads as independent, and no table of scores was published"),
         None,
         None,
         f"needs the weights of {_MODELS} (`positional_symbolic.medians.median_tests` of `positional_symbolic` on "
@@ -86,7 +89,7 @@ def wrong_frequencies_leave_shapes(tables: PublishedTables) -> Iterator[Sentence
         "in this case, a U -shaped accuracy pattern tends to emerge",
         "accuracy of trained models by the place of the answer",
         0,
-        "none: no table of accuracies was published",
+        Power("none: no table of accuracies was published"),
         None,
         None,
         "needs the weights of PS's toy models; `tlspectral study canonical` trains such models: "
@@ -102,7 +105,7 @@ def one_angle_is_not_enough(tables: PublishedTables) -> Iterator[Sentence]:
         "a toy model with 1-RoPE angle can not solve the partial induction task",
         "accuracy of trained models with one and two frequencies",
         0,
-        "none: no table of accuracies was published",
+        Power("none: no table of accuracies was published"),
         None,
         None,
         "needs the weights of PS's toy models; `tlspectral study canonical` trains such models: "
@@ -122,7 +125,7 @@ def angles_above_the_limit(tables: PublishedTables) -> Iterator[Sentence]:
         "if the angle is greater than 2 pi / n, attention weights are not maximized in just one position",
         f"{len(_FACTORS)} angles from {_FACTORS[0]} to {_FACTORS[-1]:g} pi / n, n = {length}",
         len(_FACTORS),
-        "exact: the weights of the construction, no sample",
+        no_sample(len(_FACTORS), "angles", ": exact, the weights of the construction"),
         Reading(
             "at each of them several positions tie for the largest weight; how many",
             float(len(several)),
@@ -135,6 +138,17 @@ def angles_above_the_limit(tables: PublishedTables) -> Iterator[Sentence]:
             "an exact tie",
         ),
         f"ties at {listed or 'none'} pi / n: places are integers, so a period has to divide a distance",
+        choices=(
+            Choice(
+                "level",
+                f"{_NEARLY} of the largest weight",
+                Reading(
+                    f"at each of them a second key has more than {_NEARER} of the largest weight; the smallest share",
+                    second,
+                    len(several) == len(_FACTORS) or second > _NEARER,
+                ),
+            ),
+        ),
     )
 
 
@@ -148,7 +162,11 @@ def constructions_solve_their_tasks(tables: PublishedTables) -> Iterator[Sentenc
         "there is a purely positional head H_POS [symbolic head H_SYM, head H_MIX with two angles] such that M = f",
         "share of random prompts of the task that each of the three heads answers rightly",
         exact_heads.PROMPTS,
-        f"a share of errors of {rare:.1e} is seen with power 0.8 in {exact_heads.PROMPTS} prompts",
+        Power(
+            f"a share of errors of {rare:.1e} is seen with power 0.8 in {exact_heads.PROMPTS} prompts",
+            smallest=rare,
+            effect="share of prompts answered wrongly",
+        ),
         Reading(
             "heads of the three kinds answer every prompt, as corrected here; smallest share",
             min(corrected.values()),
@@ -170,7 +188,7 @@ def printed_heads_solve_their_tasks(tables: PublishedTables) -> Iterator[Sentenc
             _LEMMAS[row],
             f"{claim.what.split(':')[0]}: share of random prompts that the head answers rightly",
             exact_heads.PROMPTS,
-            "one prompt refutes it",
+            no_sample(exact_heads.PROMPTS, "prompts"),
             Reading("the head as printed answers every prompt; share", share, share == 1),
             None,
             f"{claim.if_differs}; corrected heads answer all (Theorems 3, 5 and 6)",

@@ -19,11 +19,12 @@ from tlspectral_studies.fingerprint.replication.positional_schemes import (
     top_percentiles,
 )
 from tlspectral_studies.fingerprint.replication.sentences.power import (
+    apart_power,
     correlations_power,
     detectable_correlation,
     significant,
 )
-from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Choice, Power, Reading, Sentence
 from tlspectral_studies.fingerprint.statistics import top_k_sensitivity
 
 _WHERE = "FP, section 6"
@@ -53,7 +54,7 @@ def strong_heads_rotate(tables: PublishedTables) -> Iterator[Sentence]:
         "position enters outside QK",
         "percentile of D_head within the model of the top 5 by prev, seven models",
         len(places),
-        "exact permutation over models: smallest p 1/35; heads of a model are no independent units",
+        apart_power(len(ROTARY), len(_OTHERS)),
         Reading(
             f"all {heads} heads are on their side of the model's median; their number",
             float(sum(right.values())),
@@ -63,7 +64,25 @@ def strong_heads_rotate(tables: PublishedTables) -> Iterator[Sentence]:
             "the median of every model's five is; models", float(apart), apart == len(places), "every head: medians"
         ),
         f"on the other side: {listed or 'none'}",
+        choices=tuple(
+            Choice(
+                "heads",
+                "the top 5",
+                Reading(
+                    f"the median of every model's top {k} is on its side; models",
+                    float(_sided(tables, k)),
+                    _sided(tables, k) == len(places),
+                ),
+            )
+            for k in (3, 10)
+        ),
     )
+
+
+def _sided(tables: PublishedTables, k: int) -> int:
+    """Models whose median percentile of D_head of the top k heads by prev is on the side of their positions."""
+    medians = {name: np.median(top_head_percentile(heads, k=k).percentiles) for name, heads in tables.heads.items()}
+    return sum(bool(value > 0.5) if name in ROTARY else bool(value < 0.5) for name, value in medians.items())
 
 
 def separation_at_every_k(tables: PublishedTables) -> Iterator[Sentence]:
@@ -79,7 +98,7 @@ def separation_at_every_k(tables: PublishedTables) -> Iterator[Sentence]:
         "the model-level separation is perfect at every top-k examined",
         f"medians of RoPE models above all others, for k of {', '.join(map(str, fits))}",
         len(tables.heads),
-        "exact permutation over models: smallest p 1/35 at each k",
+        apart_power(len(ROTARY), len(_OTHERS)),
         Reading.every("at the four that the text examines (1, 3, 5, 10); how many", right[list(_EXAMINED)]),
         None,
         f"of the k tried here it fails at {fails}, which the text does not examine",
@@ -120,7 +139,9 @@ def content_like_profiles(tables: PublishedTables) -> Iterator[Sentence]:
     tops = pd.concat([tables.heads[name].nlargest(5, "prev") for name in _ABSOLUTE])["dir_frac"]
     listed = ", ".join(f"{name} {value:.2f}" for name, value in medians.items())
     above = ", ".join(f"{value:.2f}" for value in tops[tops >= _RANDOM])
-    models = "three models say little: exact permutation has p = 1/20 at best"
+    models = apart_power(len(_ABSOLUTE), len(ROTARY))
+    by_ten = {name: float(np.median(_places(tables.heads[name], 10))) for name in _ABSOLUTE}
+    within = [float(np.median(_places(tables.heads[name], 5, "dir_frac"))) for name in _ABSOLUTE]
     yield Sentence(
         "sentence/content_like",
         _WHERE,
@@ -140,6 +161,17 @@ def content_like_profiles(tables: PublishedTables) -> Iterator[Sentence]:
             "the level: more content-like than under RoPE",
         ),
         f"medians of the five: {listed}; RoPE {under_rope}",
+        choices=(
+            Choice(
+                "heads",
+                "the top 5",
+                Reading(
+                    "the median of the top 10 is above the model's on all three; the lowest",
+                    min(by_ten.values()),
+                    min(by_ten.values()) > 0.5,
+                ),
+            ),
+        ),
     )
     yield Sentence(
         "sentence/symmetric_end",
@@ -151,6 +183,17 @@ def content_like_profiles(tables: PublishedTables) -> Iterator[Sentence]:
         Reading.every(f"all {len(tops)} are below random; their number", tops < _RANDOM),
         Reading("their median is; it", float(tops.median()), float(tops.median()) < _RANDOM, "every head: the median"),
         f"from {tops.min():.2f} to {tops.max():.2f}, 0 is symmetric; not below random: {above or 'none'}",
+        choices=(
+            Choice(
+                "criterion",
+                "dir_frac below that of a random M",
+                Reading(
+                    "the median of the five is below that of the model's heads on all three; the highest percentile",
+                    max(within),
+                    max(within) < 0.5,
+                ),
+            ),
+        ),
     )
 
 
@@ -164,9 +207,9 @@ def head_dimension_is_excluded(tables: PublishedTables) -> Iterator[Sentence]:
         "Holding d_k = 64 fixed [...] ties the contrast to the positional scheme, not head dimension",
         "median percentile of the top 5: Pythia-410m against GPT-2 and OPT-1.3B",
         3,
-        "exact permutation of one model against two: smallest p 1/3, so no power at 0.05",
+        apart_power(1, 2),
+        Reading("Pythia-410m is above both; by", gap, gap > 0),
         None,
-        Reading("Pythia-410m is above both; by", gap, gap > 0, "a test: one model against two"),
         "needs the weights of more models with d_k = 64: three with RoPE and three without for p = 1/20",
     )
 
@@ -179,6 +222,7 @@ def no_gradation_within(tables: PublishedTables) -> Iterator[Sentence]:
     pvalues = np.array([partial.pvalue for partial in partials.values()])
     largest = max(abs(partial.statistic) for partial in partials.values())
     detectable = [detectable_correlation(partial.n) for partial in partials.values()]
+    sizes = correlations_power({name: partial.n for name, partial in partials.items()}, len(partials))
     listed = ", ".join(f"{name} {p.statistic:+.2f} (n = {p.n}, p = {p.pvalue:.2g})" for name, p in partials.items())
     yield Sentence(
         "sentence/within_class",
@@ -186,7 +230,13 @@ def no_gradation_within(tables: PublishedTables) -> Iterator[Sentence]:
         "within confirmed prev heads there is no further gradation (subset partials n.s.)",
         "partial correlation of D_head with prev given dir_frac among heads with prev > 0.2, three models",
         min(partial.n for partial in partials.values()),
-        f"|rho| of {min(detectable):.2f} to {max(detectable):.2f} is found with power 0.8: the test cannot see less",
+        Power(
+            f"|rho| of {min(detectable):.2f} to {max(detectable):.2f} is found with power 0.8: the test cannot see "
+            "less",
+            sizes.least_p,
+            max(detectable),
+            "partial |rho| in the smallest model",
+        ),
         Reading(
             f"all 95 % intervals lie within +-{_MODERATE}; the end furthest from 0", max(ends), max(ends) < _MODERATE
         ),
@@ -197,6 +247,7 @@ def no_gradation_within(tables: PublishedTables) -> Iterator[Sentence]:
             "none was found, for there is none",
         ),
         listed,
+        within=max(ends) < _MODERATE,
     )
 
 
@@ -212,6 +263,9 @@ def other_metrics_agree(tables: PublishedTables) -> Iterator[Sentence]:
     own = [key for key in found if key[1] == "hybrid"]
     right = np.array([signs[key] for key in own])
     sure = right & significant(np.array([found[key][1].pvalue for key in own]))
+    other = [key for key in found if key[1] == "rank"]
+    on_ranks = np.array([signs[key] for key in other])
+    on_ranks &= significant(np.array([found[key][1].pvalue for key in other]))
     ranks = ", ".join(
         f"{metric} of {name} {found[metric, method, name][1].statistic:+.2f}"
         for (metric, method, name), fine in signs.items()
@@ -233,7 +287,19 @@ def other_metrics_agree(tables: PublishedTables) -> Iterator[Sentence]:
         Reading.every(f"all {len(own)} have the sign and are significant; their number", sure),
         None,
         f"on ranks of the other sign: {ranks or 'none'}; not significant alone: {tied or 'none'}",
+        choices=(
+            Choice(
+                "estimator",
+                "the paper's",
+                Reading.every(f"all {len(own)} have the sign on ranks and are significant; their number", on_ranks),
+            ),
+        ),
     )
+
+
+def _places(heads: pd.DataFrame, k: int, column: str = "content_pos_frac") -> np.ndarray:
+    """Percentiles of a column within the model of the top k heads by prev."""
+    return heads[column].rank(pct=True)[heads.nlargest(k, "prev").index].to_numpy()
 
 
 def _largest_end(partial: PartialCorrelation) -> float:

@@ -1,4 +1,4 @@
-"""What a test of a sentence could have seen: detectable correlations, and rank tests between a few runs or models."""
+"""What the rule of a sentence could have found: its least p, and the smallest effect that it finds with power .8."""
 
 import math
 from functools import cache
@@ -8,7 +8,7 @@ import scipy.stats
 from jaxtyping import Bool, Float64
 
 from tlspectral.errors import require_package
-from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL
+from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL, Power
 from tlspectral_studies.fingerprint.statistics import mann_whitney
 
 POWER = 0.8
@@ -34,13 +34,18 @@ def correlation_power(rho: float, n: int) -> float:
     return float(scipy.stats.norm.sf(critical - shift) + scipy.stats.norm.cdf(-critical - shift))
 
 
-def correlations_power(sizes: dict[str, int], tests: int) -> str:
-    """`detectable_correlation` of the largest and the smallest model, in words."""
+def correlations_power(sizes: dict[str, int], tests: int = 1, more: str = "") -> Power:
+    """`Power` of rank correlations on models with these numbers of heads, in the smallest of them.
+
+    The least p is that of a perfect order, 2 / n!, times the tests of the family.
+    """
     least, most = min(sizes.values()), max(sizes.values())
     low, high = detectable_correlation(most, tests), detectable_correlation(least, tests)
     found = f"{low:.2f}" if least == most else f"{low:.2f} (n = {most}) to {high:.2f} (n = {least})"
     family = f", Holm over {tests}" if tests > 1 else ""
-    return f"|rho| of {found} is found with power 0.8{family}; heads taken as independent"
+    said = f"|rho| of {found} is found with power 0.8{family}; heads taken as independent{more}"
+    least_p = min(1.0, tests * 2 * math.exp(-math.lgamma(least + 1)))
+    return Power(said, least_p, high, f"|rho| in the smallest model, n = {least}")
 
 
 @cache
@@ -71,20 +76,66 @@ def _upper_tail(n_x: int, n_y: int, u: int) -> float:
     return mann_whitney(x, np.arange(1.0, n_y + 1), alternative="greater").pvalue
 
 
-def shifts_power(n_x: int, n_y: int, tests: int = 1) -> str:
-    """Power for shifts of one and three standard deviations, in words."""
+@cache
+def detectable_shift(n_x: int, n_y: int, tests: int = 1) -> float:
+    """Smallest shift in standard deviations that the test of `shift_power` finds with a power of 0.8, to 0.01.
+
+    Infinite where the test cannot be significant.
+    """
+    if _critical(n_x, n_y, tests) > n_x * n_y:
+        return math.inf
+    low, high = 0.0, 20.0
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        low, high = (low, middle) if shift_power(n_x, n_y, middle, tests) >= POWER else (middle, high)
+    return high
+
+
+def shifts_power(n_x: int, n_y: int, tests: int = 1) -> Power:
+    """`Power` of exact one-sided Mann-Whitney tests of some runs against others, in a family of tests."""
     one, three = (shift_power(n_x, n_y, shift, tests) for shift in (1.0, 3.0))
     family = f", Holm over {tests}" if tests > 1 else ""
     floor = 1 / math.comb(n_x + n_y, n_x)
-    return (
+    return Power(
         f"{n_x} runs against {n_y}: power {one:.2f} for a shift of 1 sd, {three:.2f} for 3 sd (exact, one-sided"
-        f"{family}); smallest p {floor:.3f}"
+        f"{family}); smallest p {floor:.3f}",
+        min(1.0, tests * floor),
+        detectable_shift(n_x, n_y, tests),
+        "shift of an arm, in sd of its runs",
     )
 
 
-def models_power(n: int) -> str:
-    """How often as many models or histories agree by the toss of a coin, in words."""
-    return f"{n} of {n} agree by the toss of a coin with p = {0.5**n:.3g}; values have no published error"
+def apart_power(n_x: int, n_y: int) -> Power:
+    """`Power` of the exact permutation of models between two groups: only a complete separation is significant."""
+    floor = 1 / math.comb(n_x + n_y, n_x)
+    smallest = detectable_shift(n_x, n_y)
+    no_power = ", so no power at 0.05" if floor > LEVEL else ""
+    said = f"exact permutation of {n_x} models against {n_y}: smallest p 1/{math.comb(n_x + n_y, n_x)}{no_power}"
+    return Power(f"{said}; heads of a model are no independent units", floor, smallest, "difference, in sd of models")
+
+
+def signs_power(n: int) -> Power:
+    """`Power` of a two-sided sign test of n ordered runs: its least p, and the smallest share of one order."""
+    least_p = min(1.0, 2 * 0.5**n)
+    return Power(
+        f"{n} of {n} agree by the toss of a coin with two-sided p = {least_p:.2g}",
+        least_p,
+        detectable_share(n),
+        f"share of runs with one order, of {n}",
+    )
+
+
+def detectable_share(n: int) -> float:
+    """Smallest share of one order that a two-sided sign test of n runs finds with a power of 0.8; infinite if none."""
+    significant_from = next((k for k in range(n // 2 + 1, n + 1) if scipy.stats.binomtest(k, n).pvalue <= LEVEL), None)
+    if significant_from is None:
+        return math.inf
+    return float(scipy.stats.beta.ppf(POWER, significant_from, n - significant_from + 1))
+
+
+def no_sample(n: int, units: str, more: str = "") -> Power:
+    """`Power` of a sentence about all of some units, every one of which is there: one more or less decides."""
+    return Power(f"no sample: all {n} {units}, one refutes{more}", math.nan, 1.0, f"{units}, of {n}")
 
 
 def holm(pvalues: Float64[np.ndarray, "tests"]) -> Float64[np.ndarray, "tests"]:
