@@ -311,6 +311,7 @@ def figures() -> dict[str, Figure]:
                     fmt="o", markersize=3, linewidth=0.8, color=colour,
                 )  # fmt: skip
             axes.set_yscale("symlog", linthresh=0.01)
+            axes.yaxis.set_major_formatter("{x:g}")  # powers of ten would have small letters
             axes.set_title(f"{model}, {task}", fontsize=10, color=INK, loc="left")
             dress(axes)
     figure.supylabel("harm of both less the sum (nats, logits)", fontsize=10, color=INK)

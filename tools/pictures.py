@@ -28,6 +28,7 @@ BENCHMARKS = (
     "retrieval",
     "stable_edges",
     "steering",
+    "steering_windows",
     "twins",
 )
 TRAINED = {

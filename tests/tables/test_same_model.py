@@ -74,6 +74,14 @@ def written(model):
     return tls.ov_attribution(model, PROMPT[0], None, query=-1, direction=(5, 7), by="head")
 
 
+def sufficient(model):
+    tokens, pairs = zoo.prompt(4, 8), zoo.prompt(4, 8, seed=1)
+    difference = (model(tokens) - model(pairs))[:, -1]
+    answers = difference.argmax(-1).tolist(), difference.argmin(-1).tolist()
+    task = tls.Task(tokens, tls.logit_difference(tokens, *answers).metric, counterfactual=pairs)
+    return tls.sufficient_heads(model, task, n=1, penalties=(0.03,), starts=1, draws=1)
+
+
 def traced(model, measure, **options):
     return measure(model, block_prompt(), [(0, 1), (1, 2)], **options)
 
@@ -107,6 +115,7 @@ ROWS = [
     ("band_effects", lambda model: tls.hooks.band_effects(model, "L1H1", task=TASK, draws=1), None, None),
     ("edge_effects", lambda model: tls.edge_effects(model, "L1H1.k", task=TASK), None, "has a row per edge"),
     ("wall", lambda model: tls.hooks.wall(model, PROMPT[0]).table(), None, None),
+    ("sufficient_heads", sufficient, None, None),
     ("check_hook.heads", lambda model: tls.hooks.check_hook(model, NO_HEAD, "L0H1").heads, None, None),
 ]
 # Tables of several models, of none that is loaded, and those of studies.

@@ -88,8 +88,7 @@ def head_history(
         A `HeadHistory` of DataFrames with a column `step`: `.heads` (the head tables), `.summary` (a row per step:
         medians over heads, also by layer, in-context score in nats per token, task value), `.composition` (a row per
         pair and step), `.positional` and `.frequencies` (None without `blocks`). `.steps`: the labels;
-        `.track("L0H3")`: one head's rows. `heads.attrs["basis"]`, and a warning: neighbours without a common basis, and
-        heads that moved.
+        `.track("L0H3")`: one head's rows. `heads.attrs["basis"]` (and a warning): neighbours of two bases, moved heads.
 
     Raises:
         TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that do not rise,

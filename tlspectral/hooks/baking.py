@@ -71,7 +71,8 @@ def bake(model: Any, heads: Heads) -> Any:
     import transformers
 
     given = isinstance(model, transformers.PreTrainedModel)
-    refuse_packed(model, "bake", "which cannot hold zeros for a head: use ablate, or bake the unquantised model")
+    if isinstance(model, torch.nn.Module):
+        refuse_packed(model, "bake", "which cannot hold zeros for a head: use ablate, or bake the unquantised model")
     source = bridge_of(model) if given else model  # warns of hooks on a model of transformers
     view = attention_view(source)
     by_layer = heads_by_layer(view, heads)

@@ -107,7 +107,8 @@ def test_all_else_is_as_without():
         kinds = taken_anew(pairs.view)
         own = np.array([(one.layer, one.input) in kinds for one in pairs.graph.receivers])
         assert own.any() == (name == "llama")
-        np.testing.assert_array_equal(anew[~own], plain[~own])
+        # Equal to the bit on most processors, 2e-8 of .1 on one. Queries and keys, below, differ by a hundredth.
+        np.testing.assert_allclose(anew[~own], plain[~own], rtol=0, atol=1e-6)
         assert not own.any() or np.abs(anew[own] - plain[own]).max() > 0.01 * np.abs(plain[own]).max()
         assert not anew[~pairs.graph.possible].any()
 

@@ -167,7 +167,7 @@ def test_a_sweep_is_a_block_call_a_layer():
     intact, sweep = seen[:4], seen[4:]
     assert intact == [(layer, n) for layer in range(4)]
     assert sweep == [(layer, n * heads * (layer + 1)) for layer in range(4)]
-    sets = {"a": ["L1H0"], "b": ["L3H1", "L3H0"]}
+    sets = {"a": ["L1H0"], "b": ["L3H1", "L3H2"]}  # of two groups, so the control is heads
     seen = rows_of_blocks(model, lambda: swept(model, "output", heads=sets, control="random", draws=2))
     assert seen[4:] == [(1, 3 * n), (2, 3 * n), (3, 6 * n)]
 

@@ -36,6 +36,7 @@ TASK = tls.Task(TOKENS, masked_token, predict=[4], counterfactual=PAIRS)
 REFUSED = {
     "ablation_sweep": (lambda m: tls.ablation_sweep(m, "output"), "it sees the next token"),  # its task is induction
     "band_effects": (lambda m: tls.hooks.band_effects(m, "L0H1"), "no rotary positions"),
+    "cache_prices": (lambda m: tls.hooks.cache_prices(m, TOKENS, windows=[4]), "hidden keys are those before a query"),
     "check_hook": (lambda m: tls.hooks.check_hook(m, None, "L0H1"), "not a sum of what heads"),
     "edge_effects": (lambda m: tls.edge_effects(m, "L1H1.k", task=TASK), "not a sum of what heads"),
     "faithfulness": (lambda m: tls.faithfulness(m, pd.DataFrame(), TASK), "not a sum of what heads"),

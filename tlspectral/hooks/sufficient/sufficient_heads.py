@@ -299,9 +299,9 @@ class _Work:
     def judged_sets(self, found: _Found, effects: pd.DataFrame) -> pd.DataFrame:
         """Measure sets on the judging pairs; return a row per set with its value on each pair, and both ends.
 
-        Columns: `set` (learned, single effects, EAP, complement, random, leaves, fit, all, none), `n`, `draw` (number
-        of the random set, head left out, or fit), `heads` (indices) and `values`. `effects` are the effects of single
-        heads on the task.
+        The columns are `set` (learned, single effects, EAP, complement, random, leaves, fit, all, none), `n`, `draw`
+        (number of the random set, head left out, or fit), `heads` (indices) and `values`. `effects` are the effects of
+        single heads on the task.
         """
         runs = self.judging
         sign = np.sign(self.runs(0).every.values.mean() - self.runs(0).none.values.mean())
