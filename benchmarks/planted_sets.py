@@ -221,7 +221,7 @@ def print_page(folder: Path) -> None:
     rows = []
     for kind, models in planted.groupby("kind", sort=False):
         rows.append({
-            "planted": str(kind), "n": int(models["n"].iloc[0]),
+            "planted": str(kind), "n": str(models["n"].iloc[0]),
             **{f"found by {name}": f"{int(models[name].sum())} of {len(models)}"
                for name in ("learned", "single effects", "EAP")},
             "share of single fits": f"{models['fits'].mean():.2f}",

@@ -21,6 +21,7 @@ IMAGES, RESULTS = ROOT / "docs" / "images", ROOT / "docs" / "results"
 BENCHMARKS = (
     "circuits",
     "formation_order",
+    "head_sets",
     "head_rankers",
     "modes",
     "on_text",

@@ -406,7 +406,7 @@ class Likeness:
         }
         return pd.DataFrame(table), moved
 
-    def checked(self, draws: int, seed: int) -> dict[str, float] | None:
+    def checked(self, draws: int, seed: int) -> dict[str, float | int] | None:
         """Turn the stream of the second head of up to 64 random pairs `draws` times, and return how far `qk` then is
         from its mean, in exact standard deviations.
 
@@ -420,7 +420,7 @@ class Likeness:
         blocks: dict[int, Float64[Tensor, "draws k k"]] = {}
         deviations = []
         n = self.a.dimension
-        for i, j in usable[chosen]:
+        for i, j in usable[chosen].tolist():
             (block_a, row_a), (block_b, row_b) = self.a.place(i), self.b.place(j)
             # Only the blocks of a turn between the spans of [W_Q, W_K] count.
             (q, k), (other_q, other_k) = (
@@ -569,7 +569,7 @@ def _products(a: list[_Factors], b: list[_Factors] | None) -> Float64[np.ndarray
     return (total if b is not None else total.triu() + total.triu(1).T).numpy()
 
 
-def _rows_of_products(factors: list[_Factors], rows: slice) -> Float64[Tensor, "heads entries"]:
+def _rows_of_products(factors: list[_Factors], rows: slice) -> Float64[Tensor, "all_heads entries"]:
     """Return the rows `rows` of all matrices left @ right, a flat vector for each head."""
     d_model = factors[0][0].shape[1]
     height = len(range(d_model)[rows])

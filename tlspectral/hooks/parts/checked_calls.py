@@ -152,8 +152,8 @@ def bound_parts(
 
 
 def change_of(
-    part: Part, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
-) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+    part: Part, scores: HeadScores, allowed: Bool[Tensor, "*batch query key"]
+) -> tuple[Float[Tensor, "batch heads query key"], Bool[Tensor, "*batch query key"]]:
     """Return the change of the scaled scores that removes a part, and a mask of the pairs of tokens that change.
 
     Calls `part.change` and checks its result. `scores` are the heads' scores in the run, `allowed` is True for pairs of
@@ -179,7 +179,7 @@ def change_of(
 
 def control_of(
     part: Part, removal: Removal, which: list[int], seeds: list[list[int]]
-) -> Float[Tensor, "batch drawn pos pos"]:
+) -> Float[Tensor, "batch drawn query key"]:
     """Return random changes of the scaled scores, one for each random control of a sweep, from `part.control`.
 
     `removal` is the change that the part itself makes (a user's method gets a copy), `which` the index of a head in it
@@ -202,8 +202,8 @@ def control_of(
 
 
 def hidden_keys(
-    part: Any, visible: Bool[Tensor, "*rows pos pos"], own: Bool[Tensor, "pos pos"]
-) -> Bool[Tensor, "*rows pos pos"]:
+    part: Any, visible: Bool[Tensor, "*rows query key"], own: Bool[Tensor, "query key"]
+) -> Bool[Tensor, "*rows query key"]:
     """Return a mask of the visible keys (last axis) that each query no longer sees, from `part.beyond`.
 
     `visible` is True where a query sees a key in this run, `own` where the layer would show it without padding; both

@@ -88,8 +88,8 @@ class BlockPart(Part, ABC):
         self.prompt.require_own(passed, own, f"{self.name}: row")
 
     def change(
-        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
-    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+        self, scores: HeadScores, allowed: Bool[Tensor, "*batch query key"]
+    ) -> tuple[Float[Tensor, "batch heads query key"], Bool[Tensor, "*batch query key"]]:
         """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that change.
 
         `scores` are the heads' scores in the run, `allowed` is True for pairs of query and key that the model does not
@@ -121,7 +121,7 @@ class BlockPart(Part, ABC):
 
     def control(
         self, removal: Removal, which: list[int], seeds: list[list[int]]
-    ) -> Float[Tensor, "batch drawn pos pos"]:
+    ) -> Float[Tensor, "batch drawn query key"]:
         """Return the removed numbers moved to other blocks, by a random cycle through all blocks for each control.
 
         `removal` is the change that the part makes; it is not changed. `which` are the indices of heads in it, one for
@@ -129,7 +129,7 @@ class BlockPart(Part, ABC):
         """
         return self.prompt.shuffled(removal.difference[:, which], seeds)
 
-    def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
+    def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads query key"]:
         """Return this part of the scaled scores, [batch, heads, query, key].
 
         Only entries of queries after the blocks and keys in them have a meaning.
@@ -153,7 +153,7 @@ class BlockPart(Part, ABC):
         at_places: HeadScores,
         mean_keys: Float[Tensor, "batch heads pos d_head"],
         keys: Float[Tensor, "batch heads pos d_head"],
-    ) -> Float[Tensor, "batch heads pos pos"]:
+    ) -> Float[Tensor, "batch heads query key"]:
         """Return this part of the scaled scores, a product of queries and keys.
 
         Args:

@@ -73,8 +73,8 @@ class LongRange(Part):
         return dict.fromkeys(by_layer, self)
 
     def beyond(
-        self, visible: Bool[Tensor, "*rows pos pos"], own: Bool[Tensor, "pos pos"]
-    ) -> Bool[Tensor, "*rows pos pos"]:
+        self, visible: Bool[Tensor, "*rows query key"], own: Bool[Tensor, "query key"]
+    ) -> Bool[Tensor, "*rows query key"]:
         """Return a mask of the shape of `visible`: True where the head no longer sees the key (last axis).
 
         `visible` is True where a query sees a key in this run, `own` where the layer would show it without padding.

@@ -122,7 +122,7 @@ class Mode(QueryKeyPart):
             bound[index] = replace(self, of_heads=of_heads)
         return bound
 
-    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads query key"]:
         """Return the contribution of the modes to the scaled scores, which is removed. `pairs` is not used.
 
         `scores` are the heads' scores in the run. Only for a part that `on` returned.
@@ -131,7 +131,7 @@ class Mode(QueryKeyPart):
 
     def drawn(
         self, scores: HeadScores, which: list[int], frames: Float[Tensor, "drawn d d"]
-    ) -> Float[Tensor, "batch drawn pos pos"]:
+    ) -> Float[Tensor, "batch drawn query key"]:
         """Return random changes of the scaled scores, one for each random control.
 
         For each control, as many random directions of the columns of W_Q are removed as the part has modes. `scores`

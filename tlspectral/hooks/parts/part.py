@@ -198,8 +198,8 @@ class Part(Placed):
     # --- a part of the scores ---
 
     def change(
-        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
-    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+        self, scores: HeadScores, allowed: Bool[Tensor, "*batch query key"]
+    ) -> tuple[Float[Tensor, "batch heads query key"], Bool[Tensor, "*batch query key"]]:
         """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that may change.
 
         The change is minus the result of `of`, which gets copies of the scores. `allowed` is True for pairs of query
@@ -239,7 +239,7 @@ class Part(Placed):
 
     def control(
         self, removal: Removal, which: list[int], seeds: list[list[int]]
-    ) -> Float[Tensor, "batch drawn pos pos"]:
+    ) -> Float[Tensor, "batch drawn query key"]:
         """Return random changes of the scaled scores, one for each random control ("draw"), for a part of the scores.
 
         Each change is q O k^T: q and k are queries and keys without bias before rotation, O is a random orthogonal
@@ -263,7 +263,7 @@ class Part(Placed):
 
     def drawn(
         self, scores: HeadScores, which: list[int], frames: Float[Tensor, "drawn d d"]
-    ) -> Float[Tensor, "batch drawn pos pos"]:
+    ) -> Float[Tensor, "batch drawn query key"]:
         """Return q O k^T for each random control, as scaled scores that are not yet scaled to the RMS of the part.
 
         q and k are queries and keys in `scores`, without bias before rotation. `which` are indices of heads in `scores`

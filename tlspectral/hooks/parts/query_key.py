@@ -85,7 +85,7 @@ class QueryKeyPart(Part, ABC):
     @abstractmethod
     def of(
         self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
-    ) -> Float[Tensor, "batch heads pos pos"]:
+    ) -> Float[Tensor, "batch heads query key"]:
         """Return the part of the scaled scores that is removed, [batch, heads, query, key].
 
         Args:
@@ -143,7 +143,7 @@ class SymmetryPart(QueryKeyPart):
         if self.static:
             object.__setattr__(self, "name", f"{self.name}_static")
 
-    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads query key"]:
         """Return M_S or M_A of the scaled scores: (C + C^T)/2 or (C - C^T)/2. `pairs` is not used.
 
         `scores` are the heads' scores in the run. C is the part of a score that is even in the distance of the two
@@ -152,7 +152,7 @@ class SymmetryPart(QueryKeyPart):
         return self._half(scores.at_one_position() if self.static else scores)
 
     @abstractmethod
-    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
+    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads query key"]:
         """Return (C + C^T)/2 for M_S or (C - C^T)/2 for M_A.
 
         C is the part of the scaled scores that is even in the distance of the two tokens.
@@ -195,7 +195,7 @@ class Symmetric(SymmetryPart):
     name = "symmetric"
     by_strip = True
 
-    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
+    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads query key"]:
         return scores.symmetric(include_bias=self.include_bias)
 
 
@@ -230,7 +230,7 @@ class Antisymmetric(SymmetryPart):
     name = "antisymmetric"
     by_strip = True
 
-    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
+    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads query key"]:
         return scores.antisymmetric(include_bias=self.include_bias)
 
 
@@ -273,7 +273,7 @@ class RopePhase(QueryKeyPart):
         super().__post_init__()
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
-    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads query key"]:
         """Return the part of the scaled scores that is odd in the distance of the two tokens.
 
         `scores` are the heads' scores in the run. `pairs` is a mask of the rotary pairs that count; None: all.
@@ -328,7 +328,7 @@ class Band(QueryKeyPart):
 
     def of(
         self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
-    ) -> Float[Tensor, "batch heads pos pos"]:
+    ) -> Float[Tensor, "batch heads query key"]:
         """Return the contribution of the chosen rotary pairs to the scaled scores.
 
         `scores` are the heads' scores in the run, `pairs` is a mask of the chosen pairs.

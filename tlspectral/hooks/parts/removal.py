@@ -22,12 +22,12 @@ class Removal:
     """
 
     difference: Float[Tensor, "batch heads pos width"]
-    allowed: Bool[Tensor, "*batch pos pos"] | None
+    allowed: Bool[Tensor, "*batch query key"] | None
     scores: HeadScores | None
 
 
 def root_mean_square(
-    scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
+    scores: Float[Tensor, "batch heads query key"], allowed: Bool[Tensor, "*batch query key"]
 ) -> Float[Tensor, "batch heads"]:
     """Return the root mean square of scores over the pairs of tokens where `allowed` is True, [batch, heads]."""
     square = (scores * allowed).square().sum((-2, -1))
@@ -35,8 +35,8 @@ def root_mean_square(
 
 
 def returned_scores(
-    values: Any, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"], function: str
-) -> Float[Tensor, "batch heads pos pos"]:
+    values: Any, scores: HeadScores, allowed: Bool[Tensor, "*batch query key"], function: str
+) -> Float[Tensor, "batch heads query key"]:
     """Check the scores that a user's part returned, and return them with the dtype of the run's scores.
 
     `values` is the returned object, `scores` the heads' scores in the run, `function` the name of the part's method for
