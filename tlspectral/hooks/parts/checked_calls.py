@@ -153,7 +153,7 @@ def bound_parts(
 
 def change_of(
     part: Part, scores: HeadScores, allowed: Bool[Tensor, "*batch query key"]
-) -> tuple[Float[Tensor, "batch heads query key"], Bool[Tensor, "*batch query key"]]:
+) -> tuple[Float[Tensor, "batch heads q k"], Bool[Tensor, "*batch q k"]]:
     """Return the change of the scaled scores that removes a part, and a mask of the pairs of tokens that change.
 
     Calls `part.change` and checks its result. `scores` are the heads' scores in the run, `allowed` is True for pairs of

@@ -89,7 +89,7 @@ class BlockPart(Part, ABC):
 
     def change(
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch query key"]
-    ) -> tuple[Float[Tensor, "batch heads query key"], Bool[Tensor, "*batch query key"]]:
+    ) -> tuple[Float[Tensor, "batch heads q k"], Bool[Tensor, "*batch q k"]]:
         """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that change.
 
         `scores` are the heads' scores in the run, `allowed` is True for pairs of query and key that the model does not

@@ -199,7 +199,7 @@ class Part(Placed):
 
     def change(
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch query key"]
-    ) -> tuple[Float[Tensor, "batch heads query key"], Bool[Tensor, "*batch query key"]]:
+    ) -> tuple[Float[Tensor, "batch heads q k"], Bool[Tensor, "*batch q k"]]:
         """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that may change.
 
         The change is minus the result of `of`, which gets copies of the scores. `allowed` is True for pairs of query
