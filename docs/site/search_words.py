@@ -8,7 +8,7 @@ from typing import Any
 WORDS: dict[str, tuple[str, ...]] = {
     "index.md": ("install", "cite", "citation"),
     "questions.md": ("logit lens",),
-    "write_your_own.md": ("activation steering", "steering", "custom metric"),
+    "write_your_own.md": ("steering", "custom metric"),
     "other_tools.md": ("vLLM", "SGLang", "attention weights", "bertviz"),
     "table.md": ("download", "URL", "read_parquet"),
     "preferences.md": ("norm of queries", "norm of keys", "rotary pair"),

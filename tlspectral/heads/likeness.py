@@ -81,7 +81,7 @@ def head_likeness(a: Any, b: Any = None, *, draws: int = 19, nearest: int | None
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> tls.head_likeness(model)[["a", "b", "qk"]].round(2).values.tolist()[0]  # the pair that is most alike
+    >>> tls.head_likeness(model)[["a", "b", "qk"]].round(2).values.tolist()[0]  # the most alike
     ['L0H2', 'L0H3', 0.19]
     >>> again = tls.head_likeness(model, tls.load_model("tiny-rope"), nearest=1)  # a second model
     >>> (again["a"] == again["b"]).all().item()
