@@ -68,6 +68,18 @@ _MEASURED = columns("""
     fresh_loss | nat per answer       | Cross-entropy over the answers alone, of fresh sequences.
     accuracy   | share                | Share of these answers that have the largest logit.
 """)
+_COMPARED = """
+    language, arm, setting
+    mean    | nat per scored token | Mean over seeds of loss.
+    low, high, n, difference_mean, difference_low, difference_high
+    bound   | nat per scored token | Smallest margin that two one-sided paired t tests pass at the 5 % level.
+    ratio   | ratio                | Geometric mean over seeds of the loss over that of standard.
+    ratio_low  | ratio             | Low end of its 95 % interval, by Student's t of the logarithm.
+    ratio_high | ratio             | High end of the same.
+    pvalue  | probability          | Two-sided p of a paired t test of the logarithm of the ratio.
+    pvalue_holm | probability      | The same after Holm, over arms and languages.
+    accuracy | share               | Mean over seeds of the accuracy of answers on fresh sequences.
+"""
 describe_tables(
     "setting",
     {
@@ -87,32 +99,10 @@ describe_tables(
         """,
         "setting_runs": "language, arm, seed, setting, loss, fresh_loss, accuracy",
         "setting_learned_runs": "language, arm, seed, setting, loss, fresh_loss, accuracy",
-        "setting_comparison": """
-            language, arm, setting
-            mean    | nat per scored token | Mean over seeds of loss.
-            low, high, n, difference_mean, difference_low, difference_high
-            bound   | nat per scored token | Smallest margin that two one-sided paired t tests pass at the 5 % level.
-            ratio   | ratio                | Geometric mean over seeds of the loss over that of standard.
-            ratio_low  | ratio             | Low end of its 95 % interval, by Student's t of the logarithm.
-            ratio_high | ratio             | High end of the same.
-            pvalue  | probability          | Two-sided p of a paired t test of the logarithm of the ratio.
-            pvalue_holm | probability      | The same after Holm, over arms and languages.
-            accuracy | share               | Mean over seeds of the accuracy of answers on fresh sequences.
-            outcome | label                | reproduced, gain, loss or not seen, as the schedule has them.
-        """,
-        "setting_learned": """
-            language, arm, setting
-            mean    | nat per scored token | Mean over seeds of loss.
-            low, high, n, difference_mean, difference_low, difference_high
-            bound   | nat per scored token | Smallest margin that two one-sided paired t tests pass at the 5 % level.
-            ratio   | ratio                | Geometric mean over seeds of the loss over that of standard.
-            ratio_low  | ratio             | Low end of its 95 % interval, by Student's t of the logarithm.
-            ratio_high | ratio             | High end of the same.
-            pvalue  | probability          | Two-sided p of a paired t test of the logarithm of the ratio.
-            pvalue_holm | probability      | The same after Holm, over arms and languages.
-            accuracy | share               | Mean over seeds of the accuracy of answers on fresh sequences.
-            outcome | label                | As in setting_comparison; no power where standard does not learn the task.
-        """,
+        "setting_comparison": _COMPARED
+        + "outcome | label | reproduced, gain, loss or not seen, as the schedule has them.",
+        "setting_learned": _COMPARED
+        + "outcome | label | As in setting_comparison; no power where standard does not learn the task.",
     },
     _MEASURED,
 )
