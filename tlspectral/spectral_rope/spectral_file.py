@@ -44,7 +44,7 @@ def on_their_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def options_of(model: Any) -> dict[str, Any]:
-    """Return a dict, for JSON, of arguments with which `to_spectral` makes modules like those of this model.
+    """Return a dict, for JSON, of arguments with which `to_spectral` makes this model's modules again.
 
     Keys: scope, log_omega, shared_phase, heads (a list of [layer, head] that learn), frequencies (indices of the rotary
     pairs that learn; None for all).

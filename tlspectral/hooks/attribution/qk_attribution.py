@@ -148,7 +148,7 @@ class _MeanScore:
 
     @classmethod
     def of_scores(cls, divided: list[DividedScore], over: DistinctMean) -> "_MeanScore":
-        """Return divided scores as a `_MeanScore` with common rows: the pairs of terms that occur in any of them.
+        """Return divided scores as a `_MeanScore` with common rows: the pairs of terms that occur in any score.
 
         `divided` are the distinct scores, `over` the mean over them. Where a score lacks a pair, its parts are 0.
         """

@@ -51,7 +51,7 @@ class Base:
 
 @dataclass(frozen=True)
 class GatedRuns:
-    """The prompts of a task on one model, and runs of them with a gate on every head; `gated_runs` makes it.
+    """The prompts of a task on one model, and their runs with a gate on every head; `gated_runs` makes it.
 
     Attributes:
         view: the model.

@@ -111,8 +111,8 @@ def sufficient_heads(
         EditNotHonored, UnsupportedArchitecture: gates do not act in this model.
         IncompatibleCheckpoint: the folder holds other work.
 
-    Not established: that the set is the only one, or the smallest: it is *a* small set. Of heads that replace each
-    other it has one. MLPs and embeddings are always kept. More: docs/circuits.md
+    Not established: that the set is the only one, or the smallest: it is *a* small set. It holds one of several heads
+    that replace each other. MLPs and embeddings are always kept. More: docs/circuits.md
     """
     n = counted(n, 1, "n is how many heads the set has")
     starts = counted(starts, 1, "starts is how many random starts each penalty gets")

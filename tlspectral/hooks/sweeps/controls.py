@@ -33,7 +33,7 @@ _TOLERANCE = 0.1  # the RMS of a random set may differ by this share
 def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
     """Return a copy of the removal with `allowed` False for padding tokens; the removal itself if nothing is padded.
 
-    `sequences` are all prompts, `batch` (a slice) those of the run. Padding follows the sequence, so only padding
+    `sequences` are all prompts, `batch` (a slice) the prompts of the run. Padding follows the sequence, so only padding
     queries see padding keys, and masking these queries is enough.
     """
     if removal.allowed is None or not sequences.padded:
@@ -232,7 +232,7 @@ class SetControl:
     size: dict[int, int]
 
     def sets(self, draws: int, rng: np.random.Generator) -> list[HeadSet]:
-        """Draw `draws` random other sets with `rng`, all of them if there are fewer; lists of (layer, head)."""
+        """Draw `draws` random other sets with `rng`, or all sets if fewer exist; lists of (layer, head)."""
         return [
             [
                 (layer, head)
@@ -262,8 +262,8 @@ def sets_apart(
 ) -> list[HeadSet]:
     """Draw up to `draws` different random sets with as many heads in each layer as `by_layer`, but other heads.
 
-    Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. Where a layer has
-    too few other heads, all of them are taken, and some of the given heads. Sets are drawn with `rng`; there are fewer
+    Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. If a layer has too
+    few other heads, all are taken, and some of the given heads. Sets are drawn with `rng`; there are fewer
     than `draws` only if fewer exist, and none if the given set holds all heads of its layers.
     """
     others = {layer: sorted({*range(n_heads[layer])} - {*heads}) for layer, heads in by_layer.items()}

@@ -38,7 +38,7 @@ class CheckpointFiles:
         file_of: dict from tensor name to the name of its file.
 
     Raises:
-        FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
+        FileNotFoundError, ValueError: the files do not exist, or the hub does not give them.
         BadWeights: the weights are stored only as pickles, the folder also holds an adapter, or files are damaged.
     """
 

@@ -86,7 +86,7 @@ class WeightFiles:
     Raises:
         UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message lists the tensors.
         BadWeights: quantised weights, pickles, or unreadable files.
-        FileNotFoundError, ValueError: there is no model of that name.
+        FileNotFoundError, ValueError: no model has that name.
     """
 
     only_weights = True

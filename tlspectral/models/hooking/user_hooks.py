@@ -62,7 +62,7 @@ class Acting(NamedTuple):
 
 
 def user_hooks(model: Any) -> dict[str, int]:
-    """Return a dict from hook point or module of `model` to the number of the user's changes there, without those of
+    """Return a dict from hook point or module of `model` to the number of the user's changes there, without changes by
     libraries.
 
     Counted are hooks of TransformerLens and of PyTorch (forward and backward); hooks of all modules

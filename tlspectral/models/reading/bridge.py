@@ -493,7 +493,7 @@ def _rotary_module(model: Any, wrapped: Any) -> Any:
     model.
     """
     rotary: Any = getattr(model, "rotary_emb", None)
-    with suppress(AttributeError):  # the module at this name in the wrapped model is the one that runs
+    with suppress(AttributeError):  # the module at this name in the wrapped model runs
         rotary = model.original_model.get_submodule(rotary.name)
     rotary = getattr(rotary, "original_component", rotary)
     rotary = getattr(wrapped, "rotary_emb", None) if rotary is None else rotary

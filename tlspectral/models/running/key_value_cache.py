@@ -82,8 +82,7 @@ class Prefill:
     def logits(
         self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], alive: Sequence[int] | None = None
     ) -> Float[Tensor, "rows unembedded d_vocab"]:
-        """Run `tokens`, each row of which continues one cached prompt, and return the logits of the unembedded
-        positions.
+        """Run `tokens`, whose rows continue the cached prompts, and return the logits of the unembedded positions.
 
         prompts: for each row, the index of its prompt. alive: for each layer, how many rows it computes, counted from
         the first; default: all. The caller opens the contexts of the pass: hooks, evaluation mode, and which positions
@@ -257,8 +256,8 @@ class HeldLayers:
         return module_hooks([(layer.register_forward_hook, self._note) for layer in self.layers])
 
     def compared(self) -> AbstractContextManager[None]:
-        """Return a context manager: in passes in its `with` block, the outputs of the layers are compared with the
-        stored ones, which are passed on instead.
+        """Return a context manager. Passes in its `with` block compare the layers' outputs with the stored outputs, and
+        pass the stored outputs on.
 
         `difference` is then the largest difference over the passes.
         """

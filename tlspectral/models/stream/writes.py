@@ -276,8 +276,8 @@ class LayerReads:
         """Return how the heads' queries, keys or values change if `removed` is subtracted from the stream x.
 
         The norms are computed again. With P the projection without the norm, and r and r' 1/rms before and after, the
-        change is `(r' - r) P x - r' P removed`. It is exactly 0 if `removed` is 0. `removed` can have more axes before
-        those of x.
+        change is `(r' - r) P x - r' P removed`. It is exactly 0 if `removed` is 0. `removed` can have more axes in
+        front of the axes of x.
         """
         x, removed = self._centred(x, removed)
         before, after = (self.norm.scale_of_centred(part)[..., None, None] for part in (x, x - removed))
