@@ -329,7 +329,7 @@ def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> Non
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
     """Save a matplotlib figure as the file `path`, in the format of its ending; after an interrupt an older file is
-    still there.
+    unchanged.
     """
     from tlspectral.tables.atomic_writes import whole_file
 

@@ -206,7 +206,7 @@ def _output_of(copied: Any, view: AttentionView, layer: int) -> Tensor:
 
 
 def _paths_of(module: Any, view: AttentionView, copied: Any) -> Iterator[str]:
-    """Yield the names in a copy of transformers' model that a module of a bridge has there.
+    """Yield the names that a bridge's module has in a copy of transformers' model.
 
     module: a module that the bridge wraps, such as `o_proj`. view: of the bridge. copied: the copy.
     """

@@ -269,7 +269,7 @@ def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
 
 @lru_cache(maxsize=256)
 def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two index tensors [heads] on a device: 0, 1, 2, ... (as many as there are heads), and the heads.
+    """Return two index tensors [heads] on a device: 0, 1, 2, ... (one for each head), and the heads.
 
     The result is cached, because lists would be copied to a GPU at each use.
     """

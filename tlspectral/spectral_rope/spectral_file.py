@@ -157,7 +157,7 @@ def holds_parameters(path: Path) -> bool:
 
 
 def spectral_file_of(path: Path) -> Path | None:
-    """Return the spectral model's file at `path` or in the folder `path`, of any version; None if there is none."""
+    """Return the spectral model's file at `path` or in the folder `path`, of any version; None if it does not exist."""
     held = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return next((at for at in held if str(_metadata(at).get("format")).startswith(_FORMAT_PREFIX)), None)
 

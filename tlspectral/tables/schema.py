@@ -53,7 +53,7 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The column's name for readers: `label`, or `name` if there is no label."""
+        """The column's name for readers: `label`, or `name` without a label."""
         return self.label or self.name
 
     @property

@@ -30,7 +30,7 @@ MOST_KEPT = 2**23
 
 
 def takes_queries(pattern: Any) -> bool:
-    """Return True if a user's pattern has a parameter `queries`, so that it is called for some queries at a time."""
+    """Return True if a user's pattern has a parameter `queries` and so is called for some queries at a time."""
     try:
         return "queries" in inspect.signature(pattern).parameters
     except (TypeError, ValueError):  # functions written in C may not have a signature

@@ -187,7 +187,7 @@ class _MeanScore:
 
 
 def _attrs(view: AttentionView, asked: AskedPositions, mean: _MeanScore) -> dict[str, Any]:
-    """Return a dict of attrs of the table of `qk_attribution`, as means over the scores where there are several.
+    """Return a dict of attrs of the table of `qk_attribution`; several scores are averaged.
 
     Keys: `query, key, query_token, key_token, score` (the model's own), `remainder` (score minus the sum of all rows,
     the largest), `tolerance, attention, softcap, norm_behind_held`; for several scores also `n_prompts, n_distinct,

@@ -142,7 +142,8 @@ class WeightFiles:
 
     @cached_property
     def layers(self) -> list[int]:
-        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if there are none."""
+        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if no layer can be
+        read."""
         return read_layers(self.n_layers, self.skipped)
 
     def n_heads(self, index: int) -> int:

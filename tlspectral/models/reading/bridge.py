@@ -191,7 +191,7 @@ def stated_context(config: Any) -> int | None:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of layer `layer` of
+    """Return (b_O, norm after the attention, factor on the heads' writes to the residual stream) of layer `layer` of
     the bridge `model`.
 
     b_O: the bias after W_O, None without one. The factor is 1 except in Granite and Falcon-H1.

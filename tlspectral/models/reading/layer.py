@@ -61,8 +61,7 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from `captured`, the activation at their hook point, after a norm of values if there is
-        one.
+        """Return values by head from `captured`, the activation at their hook point, after the norm of values, if any.
 
         In latent attention this point shows each head's keys, then its values; only the values are returned.
         """

@@ -242,7 +242,7 @@ class HeldLayers:
 
     @property
     def difference(self) -> float | None:
-        """Largest difference of layer outputs, over passes, relative to what the layers write; None without passes.
+        """Largest difference of layer outputs, over passes, relative to the layers' writes; None without passes.
 
         For a pass it is the root mean square over layers. It is NaN if an output has another shape.
         """
@@ -325,7 +325,7 @@ class WithoutCache:
         update_wrapper(self, generate)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Generate as the method does, without a cache whatever the arguments say, and return what the method returns.
+        """Generate and return as the wrapped method does, without a cache whatever the arguments say.
 
         given, named: the method's arguments.
         """
