@@ -247,7 +247,7 @@ def controlled_moments(
     residual_variance = float((residual**2).mean())
     # Variance of the mean, with the factor (R - 2) / (R - 3) for the fitted slope.
     mean_used = residual_variance / (count - 3) < plain_variance / (count - 1)
-    # Variance of the influences of slope^2 Var[x] + residual variance, against those of the plain variance.
+    # Variance of the influences of slope^2 Var[x] + residual variance, against the influences of the plain variance.
     influence = residual**2 + 2 * slope * offset * residual
     deviation_used = float(influence.var()) < float((centred**2).var())
     best_mean = plain_mean - slope * (float(control.mean()) - mean) if mean_used else plain_mean

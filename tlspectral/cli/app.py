@@ -82,8 +82,8 @@ def _shared_out(context: Any, text: str | None) -> str | None:
 
 
 def table_path(context: Any, path: Path | None) -> Path | None:
-    """Return the value of an argument TABLE. Raises ValueError if it is no file but names heads, such as "L9H9" or
-    "L5H1,L7". `context` is the command's click context.
+    """Return the value of an argument TABLE. Raises ValueError if the argument names heads instead of a file, such as
+    "L9H9" or "L5H1,L7". `context` is the command's click context.
     """
     if path is None or path.exists():
         return path
@@ -329,7 +329,7 @@ def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> Non
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
     """Save a matplotlib figure as the file `path`, in the format of its ending; after an interrupt an older file is
-    still there.
+    unchanged.
     """
     from tlspectral.tables.atomic_writes import whole_file
 

@@ -57,8 +57,8 @@ def _ids_of(text: str) -> Any:
 
 
 def _read_csv(path: Path, needed: Sequence[str], places: Sequence[str]) -> "pd.DataFrame":
-    """Return the cells of a CSV file as text, after a check that the columns `needed` and `places` are there and that
-    the file has a row. `places` are columns that the user named.
+    """Return the cells of a CSV file as text, after a check that the file has the columns `needed` and `places` and at
+    least one row. `places` are columns that the user named.
     """
     import pandas as pd
 

@@ -340,7 +340,7 @@ def _position(given: str) -> int | str:
 
 def _largest_pair(model: Any, prompt: Any, head: str) -> tuple[int, int]:
     """Return (query, key) with the head's largest attention on a prompt (text, or token ids [pos]), except to the first
-    token. Raises ValueError if there is no such pair.
+    token. Raises ValueError if no prompt has such a pair.
     """
     import tlspectral
 

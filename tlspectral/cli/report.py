@@ -152,7 +152,7 @@ def _measured(
     quiet: bool,
 ) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
     """Return (head table, dict from name to walls and other tables) of a model; tables are read from `folder`, or made
-    and stored there.
+    and stored in it.
 
     `given_tables` are names of tables that are not made. `walls` maps names to jobs that measure all heads on a
     sentence. Errors of tables other than the heads are added to `failures` by name and printed. `quiet=True` does not

@@ -155,7 +155,7 @@ def _null_lists(heads: "pd.DataFrame", top: int) -> Iterator[list[_Cell]]:
 
 
 def _furthest(heads: "pd.DataFrame", top: int) -> "tuple[pd.DataFrame, pd.DataFrame]":
-    """Return the rows of the `top` heads whose D_head is furthest above its null, and of those furthest below it."""
+    """Return the rows of the `top` heads whose D_head is furthest above its null, and of the `top` furthest below."""
     ordered = heads.dropna(subset=["D_head_z"]).sort_values("D_head_z", kind="stable")
     return ordered.query("D_head_z > 0").iloc[::-1].head(top), ordered.query("D_head_z < 0").head(top)
 

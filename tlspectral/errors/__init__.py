@@ -36,7 +36,8 @@ def earlier_calls(*positional: str, **renamed: str) -> Callable[[Callable[P, R]]
     """Return a decorator; its functions also take arguments as in an earlier release, with a DeprecationWarning.
 
     Args:
-        positional: names of keyword-only parameters that used to be positional, in their order after the other ones.
+        positional: names of keyword-only parameters that used to be positional, in their order behind the positional
+            parameters.
         renamed: `old="new"` for each parameter whose keyword has changed.
     """
 

@@ -63,7 +63,7 @@ def _checked(function: Any, names: Mapping[str, Any]) -> Any:
 
 
 def _types_of(annotation: Any, names: Mapping[str, Any]) -> list[Any]:
-    """Return the types in an annotation, with words as a tuple; empty if one of them is not a type of settings."""
+    """Return the types in an annotation, with words as a tuple; empty if any type is not a type of settings."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, dict(names))
@@ -119,7 +119,7 @@ def require_path(name: str, path: str | os.PathLike[str]) -> None:
 
 
 def pairs_in(name: str, given: Iterable[Any], expected: str) -> list[tuple[Any, Any]]:
-    """Return the entries of a list, each of which must be a pair.
+    """Return the entries of a list of pairs.
 
     Raises ValueError for an entry that is not a pair. `name`: the setting's name; `expected`: what a pair is, such as
     "(sender, receiver)".

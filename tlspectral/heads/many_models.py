@@ -126,7 +126,7 @@ def analyze_models(
     Returns:
         DataFrame with a row per model that failed, in the order of `models`. Columns of `analyze_models.failures`:
         `model, error, message, raised_in`. `attrs["models"]` lists all models of this call. On disk: `folder/heads` has
-        a file per model, a row per head, with columns `model, revision, commit` and those of `analyze_heads`;
+        a file per model, a row per head, with columns `model, revision, commit` and the columns of `analyze_heads`;
         `folder/failures` has a file per model that failed.
 
     Raises:

@@ -138,9 +138,9 @@ def measure_step(
     `composition` and `sketch` (`operator_sketch`); with `blocks` also `positional` and, on a rotary model,
     `frequencies`. `unbundled` takes them apart. `pairs` are (sender, receiver) pairs of heads whose K-composition is
     measured; `task` is scored; `blocks` are swapped. `options` are keyword arguments of `analyze_heads`. `attrs` are
-    those of the head table, `numbers`
-    (in-context score, losses and task value, for the summary) and `shape` (sizes of the model). Raises BadHead for a
-    pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights for a model that cannot be read.
+    the attrs of the head table, `numbers` (in-context score, losses and task value, for the summary) and `shape` (sizes
+    of the model). Raises BadHead for a pair that does not exist; ScoreMismatch, UnsupportedArchitecture or BadWeights
+    for a model that cannot be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     with open_layers(model) as layers:
@@ -264,8 +264,8 @@ def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float
 def medians_by_layer(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, list[float]]:
     """Return `population_medians` of the heads of each layer alone, a list by layer for each `_by_layer` column.
 
-    `heads` is the head table of one model, `seed` that of the simulated medians. Entry i is layer i; NaN for a layer
-    without heads. A median over all layers mixes layers that form early and late.
+    `heads` is the head table of one model, `seed` the seed of the simulated medians. Entry i is layer i; NaN for a
+    layer without heads. A median over all layers mixes layers that form early and late.
     """
     names = [column.name for column in HEAD_HISTORY["summary"].columns if column.name.endswith(_BY_LAYER)]
     of_layer = {layer: population_medians(table, seed=seed) for layer, table in heads.groupby("layer")}

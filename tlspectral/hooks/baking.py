@@ -179,7 +179,7 @@ def _output_of(copied: Any, view: AttentionView, layer: int) -> Tensor:
     """Return W_O of a layer of the copy as a view [heads, d_head, d_model] on its storage, to be changed in place.
 
     copied: the copy, of transformers or a HookedTransformer. view: the model that was copied. Raises
-    UnsupportedArchitecture if W_O is no plain weight of its own, or is not the one that the view reads.
+    UnsupportedArchitecture if W_O is not a plain weight of its own, or is not the weight that the view reads.
     """
     w_o = view.raw(layer).w_o
     if view.backend == "hooked":
@@ -206,7 +206,7 @@ def _output_of(copied: Any, view: AttentionView, layer: int) -> Tensor:
 
 
 def _paths_of(module: Any, view: AttentionView, copied: Any) -> Iterator[str]:
-    """Yield the names in a copy of transformers' model that a module of a bridge has there.
+    """Yield the names that a bridge's module has in a copy of transformers' model.
 
     module: a module that the bridge wraps, such as `o_proj`. view: of the bridge. copied: the copy.
     """

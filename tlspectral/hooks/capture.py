@@ -162,8 +162,8 @@ class HeadCapture:
     def require_own_scores(self, scores: Tensor, head_scores: HeadScores) -> None:
         """Raise EditNotHonored if the model's scores differ from `head_scores`, computed from its queries and keys.
 
-        `scores` are the model's scaled and capped scores of all heads, `head_scores` the computed ones of this object's
-        heads. Unmasked pairs of the first sequence are compared.
+        `scores` are the model's scaled and capped scores of all heads, `head_scores` the computed scores of this
+        object's heads. Unmasked pairs of the first sequence are compared.
         """
         # ALiBi is subtracted below: implementations differ by a constant in each query's row.
         rebuilt = softcapped(head_scores.first().whole(), self.layer.softcap)
@@ -269,7 +269,7 @@ def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
 
 @lru_cache(maxsize=256)
 def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two index tensors [heads] on a device: 0, 1, 2, ... (as many as there are heads), and the heads.
+    """Return two index tensors [heads] on a device: 0, 1, 2, ... (one for each head), and the heads.
 
     The result is cached, because lists would be copied to a GPU at each use.
     """

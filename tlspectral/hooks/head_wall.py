@@ -154,7 +154,7 @@ def wall(
 
 
 def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSequences:
-    """Return the tokenized prompts of `task`, or without a task the one `prompt` with a placeholder metric.
+    """Return the tokenized prompts of `task`; without a task, `prompt` with a placeholder metric.
 
     `view` is the model. The placeholder is the probability of token id 0, which is replaced later. Raises ValueError
     for several prompts, and for a task that does not read exactly the last position of each prompt.

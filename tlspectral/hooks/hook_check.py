@@ -258,7 +258,7 @@ def _run(
 
 
 def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> None:
-    """Set z of a head (its output before W_O) to 0 in `under` if the attention's output there lacks exactly its write.
+    """Set z of a head (its output before W_O) to 0 in `under` if the attention's output lacks exactly its write.
 
     `view` is the model. `under` has the activations of the run with hooks, by hook point, and is changed in place; the
     other heads of the layer stay. A hook after W_O (`hook_result`, a replaced forward of `o_proj`) removes the write

@@ -274,7 +274,7 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
-        """Return a copy of `z` in which the heads' z is replaced by what the part gives; for a part that acts on z.
+        """Return a copy of `z` with the heads' z replaced by the part's result; for a part that acts on z.
 
         With `alter`, its result is added to z instead. `hook` is not used.
         """

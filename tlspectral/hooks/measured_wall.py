@@ -68,7 +68,7 @@ class Removal:
         n_prompts: number of prompts that effects are averaged over.
         value, value_se: the quantity with no head removed, and its standard error; NaN if it has none.
         watched: tokens as text whose probabilities are kept. The task's answers or the model's next token come first.
-        correct, wrong: the first `correct` watched tokens are correct answers, the next `wrong` ones wrong answers.
+        correct, wrong: the first `correct` watched tokens are correct answers, the next `wrong` tokens wrong answers.
         intact: probability of each watched token with no head removed.
         without: probability of each watched token without each head.
         top: for each head, the most probable token without the head, and its probability.

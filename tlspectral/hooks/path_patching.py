@@ -494,7 +494,7 @@ def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure:
 
 
 def _require_senders(edges: list[Edge], ends: list[Reached]) -> None:
-    """Raise ValueError if one of the receivers `ends` has no edge, or if there are no edges."""
+    """Raise ValueError if a receiver in `ends` has no edge, or if no edge exists."""
     without = {end.receiver for end in ends} - {edge.end.receiver for edge in edges}
     if without:
         raise ValueError(f"{min(without).name}: no sender stands in an earlier layer: give earlier senders=")

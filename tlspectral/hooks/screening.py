@@ -101,9 +101,10 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
     Returns:
         DataFrame: a row per range of ranks of the estimates, and a row for edges to the logits. Columns: `ranks,
-        n_edges, drawn, large, share_high, most`. Of the `n_edges` edges of these ranks that were not chosen, `drawn`
-        were measured and `large` of these are large. With 95 % confidence at most the share `share_high` of the
-        `n_edges`, or `most` edges, is large (one-sided Clopper-Pearson interval). `attrs["bar"]` is `bar`.
+        n_edges, drawn, large, share_high, most`. `n_edges` edges of these ranks were not chosen. `drawn` of the
+        unchosen edges were measured, and `large` of the drawn edges are large. With 95 % confidence at most the share
+        `share_high` of the `n_edges`, or `most` edges, is large (one-sided Clopper-Pearson interval). `attrs["bar"]` is
+        `bar`.
 
     Raises:
         ValueError: the table is not from a screen, lacks some rows, or `bar` is not positive.

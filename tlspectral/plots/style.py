@@ -154,7 +154,7 @@ def legend_below(
     columns: int = 1,
     ax: Axes | None = None,
 ) -> None:
-    """Draw notes and a legend below all panels of the figure, or below `ax`; draw nothing if there are neither.
+    """Draw notes and a legend below all panels of the figure, or below `ax`; draw nothing without notes and legend.
 
     `entries` are (artist, text) pairs of the legend in `columns` columns. `notes` are lines above the legend; None is
     skipped.

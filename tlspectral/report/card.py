@@ -40,7 +40,7 @@ class HeadCard:
 
     Attributes:
         name: name of the head, such as L16H0.
-        sections: what was measured, a tuple in the order of the page. Each section has `title`, `note` (meaning and
+        sections: the measured sections, a tuple in the order of the page. Each section has `title`, `note` (meaning and
             limits of the numbers), `body` (HTML) and `text`.
         html: the page as a string of HTML, without scripts or requests.
 
@@ -126,7 +126,7 @@ def head_card(
                 on_prompt.append(_attention(view, pair, prompt))
     evidence = Evidence(table, tables)
     sections = evidence.sections(pair)
-    first = int(pair in evidence.rows("pairs"))  # the section of pairs stands first, then those of the model
+    first = int(pair in evidence.rows("pairs"))  # the section of pairs stands first, then the sections of the model
     sections[first:first] = of_model
     if composition is not None:
         sections.append(_composition(table, pair, composition))

@@ -67,8 +67,8 @@ def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndar
     """Return an SVG string with a head's eigenvalues as dots in the complex plane, over the eigenvalues of random
     matrices.
 
-    `values` are the head's eigenvalues, `cloud` those of the random matrices, `name` the head. Both axes have the same
-    scale.
+    `values` are the head's eigenvalues, `cloud` the random matrices' eigenvalues, `name` the head. Both axes have the
+    same scale.
     """
     reach = 1.05 * float(max(np.abs(part(np.concatenate([values, cloud]))).max() for part in (np.real, np.imag))) or 1.0
     middle = _SIDE / 2

@@ -68,7 +68,7 @@ def _detector_table(heads: pd.DataFrame, name: str) -> str:
 
 def _top_heads(heads: pd.DataFrame, detector: str) -> list[dict[Any, Any]]:
     """Return the rows (dicts) of the five heads with the highest score of a detector, highest first, without heads at
-    chance; [] if there are none.
+    chance; [] if all are at chance.
     """
     strongest = heads_above_chance(heads, detector, _TOP_HEADS)
     return [] if strongest is None else strongest.to_dict("records")
@@ -180,9 +180,7 @@ def said(value: Any) -> str:
 
 
 def column_meanings(heads: pd.DataFrame) -> str:
-    """Return an HTML table with a row per column of the head table: meaning, unit and range, source, and what it does
-    not establish.
-    """
+    """Return an HTML table with a row per column of the head table: meaning, unit and range, source, and limits."""
     known = {**COLUMNS, **columns_of(heads.attrs)}
     rows = []
     for name in map(str, heads):

@@ -38,7 +38,7 @@ _EMBEDDING_HOOK = "tlspectral_embedding_hook"  # attribute with the handle of th
 
 
 class _Table(NamedTuple):
-    """Stand-in for the argument `cos` of a rotation function, which carries what the learned rotation needs.
+    """Stand-in for the argument `cos` of a rotation function. It carries the data of the learned rotation.
 
     Attributes:
         cos: the model's cos table.

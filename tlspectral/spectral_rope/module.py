@@ -305,7 +305,7 @@ def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pai
 
 
 def _require_tensors(**columns: Tensor) -> None:
-    """Raise TypeError unless the arguments are tensors with one axis: `theta` of real numbers, the other ones whole."""
+    """Raise TypeError unless the arguments are tensors with one axis: `theta` of real numbers, the rest whole."""
     for name, values in columns.items():
         real = name == "theta"
         if not isinstance(values, Tensor) or values.ndim != 1 or values.is_floating_point() is not real:

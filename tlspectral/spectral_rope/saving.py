@@ -387,6 +387,6 @@ def _base_named(name: str, revision: str | None, folder: Path, stored: bool) -> 
         return {"base_model_name_or_path": name, "revision": revision}
     if not stored:
         name = os.path.realpath(name)
-        with contextlib.suppress(ValueError):  # on another drive there is no relative path
+        with contextlib.suppress(ValueError):  # a path on another drive cannot be relative
             name = Path(os.path.relpath(name, os.path.realpath(folder))).as_posix()
     return {"base_model_name_or_path": name, "revision": None, "relative_to": "this folder"}

@@ -44,7 +44,7 @@ def on_their_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def options_of(model: Any) -> dict[str, Any]:
-    """Return a dict, for JSON, of arguments with which `to_spectral` makes modules like those of this model.
+    """Return a dict, for JSON, of arguments with which `to_spectral` makes this model's modules again.
 
     Keys: scope, log_omega, shared_phase, heads (a list of [layer, head] that learn), frequencies (indices of the rotary
     pairs that learn; None for all).
@@ -157,7 +157,7 @@ def holds_parameters(path: Path) -> bool:
 
 
 def spectral_file_of(path: Path) -> Path | None:
-    """Return the spectral model's file at `path` or in the folder `path`, of any version; None if there is none."""
+    """Return the spectral model's file at `path` or in the folder `path`, of any version; None if it does not exist."""
     held = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return next((at for at in held if str(_metadata(at).get("format")).startswith(_FORMAT_PREFIX)), None)
 

@@ -162,7 +162,7 @@ class SpectralHookedTransformer(_Base):
             )
 
         def write_tokenizer(partial: Path) -> None:
-            """Write the tokenizer, if there is one."""
+            """Write the tokenizer, if any."""
             if self.tokenizer is not None:
                 _write_tokenizer(self.tokenizer, partial, folder)
 

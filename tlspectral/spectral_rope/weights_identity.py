@@ -82,8 +82,8 @@ def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
 
 
 def _difference(stored: Mapping[str, Any], model: Any) -> float:
-    """Return the largest absolute difference between the model's log-probabilities and the stored ones, on the tokens
-    in the identity `stored`.
+    """Return the largest absolute difference between the model's and the stored log-probabilities, on the tokens in the
+    identity `stored`.
 
     It is 0 if neither model has finite values, and infinite if the model's vocabulary is too small for the prompt.
     """

@@ -72,7 +72,7 @@ def partial_spearman(
     """Return the rank correlation of x and y with controls removed from both.
 
     Use it to test whether two columns of a head table are related beyond a third. Give `layers` for a p-value that can
-    be trusted. The method is that of "Fingerprint, Not Blueprint", sections 5 to 7.
+    be trusted. The method comes from "Fingerprint, Not Blueprint", sections 5 to 7.
 
     >>> import tlspectral as tls
     >>> x, y, control = [1, 2, 3, 4, 5, 7], [1, 3, 2, 5, 4, 6], [1, 3, 2, 4, 4, 7]
@@ -226,7 +226,7 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
 
 
 def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
-    """Return Pearson's correlation (-1 to 1) of the two columns of `pair`, neither of which may be constant."""
+    """Return Pearson's correlation (-1 to 1) of the two columns of `pair`; neither column may be constant."""
     x, y = (pair - pair.mean(0)).T
     return float(np.clip(x @ y / math.sqrt((x @ x) * (y @ y)), -1, 1))
 

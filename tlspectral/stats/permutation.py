@@ -71,7 +71,7 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
     Args:
         x, y: one value per model of each group, [n_x] and [n_y].
         alternative: "two-sided" (default), "less" or "greater", for the mean of x minus the mean of y. With groups of
-            equal size the smallest p of a two-sided test is at least twice that of a one-sided test.
+            equal size the smallest p of a two-sided test is at least twice the smallest p of a one-sided test.
 
     Returns:
         `ModelPermutation` with `.statistic` (mean of x minus mean of y, in the unit of the values), `.pvalue`, `.floor`

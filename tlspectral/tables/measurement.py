@@ -63,7 +63,7 @@ class Measurement:
 
     @cached_property
     def kept(self) -> "ResumeFolder | None":
-        """The `ResumeFolder` at `folder`, opened and checked; None if there is no folder. Raises IncompatibleCheckpoint
+        """The `ResumeFolder` at `folder`, opened and checked; None without a folder. Raises IncompatibleCheckpoint
         if it was made with other settings or other scores.
         """
         if self.folder is None:
@@ -244,7 +244,7 @@ def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFo
 
 
 def stored_table(job: Job, folder: "ResumeFolder | None") -> pd.DataFrame | None:
-    """Return the table of a job from its file in the folder, after `job.check`; None if there is no folder or no file.
+    """Return the table of a job from its file in the folder, after `job.check`; None without folder or file.
 
     Raises IncompatibleCheckpoint if the file belongs to other work.
     """
@@ -314,7 +314,7 @@ def _made(
             return job.name, table
         table = job.make(*prepared)
     except Exception as error:
-        with suppress(Exception):  # the first error is the one to report
+        with suppress(Exception):  # report the first error
             table = stored_table(job, folder)
             if table is not None:
                 return job.name, table

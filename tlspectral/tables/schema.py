@@ -53,7 +53,7 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The column's name for readers: `label`, or `name` if there is no label."""
+        """The column's name for readers: `label`, or `name` without a label."""
         return self.label or self.name
 
     @property
@@ -231,8 +231,8 @@ def shown_names(names: Iterable[Any]) -> str:
 def refuse_misspelt(table: pd.DataFrame, named: Iterable[str], *, name: str = "table") -> None:
     """Raise ValueError if the table lacks a column that the user named and has one of a similar name.
 
-    Other missing columns pass, and so do documented names (those of the head table, if the table says of itself nothing
-    else): they are not misspelt, but this table was made without them.
+    Other missing columns pass, and so do documented names (names of the head table, unless the table names other
+    columns as its own): they are not misspelt, but this table was made without them.
     """
     documented = columns_of(table.attrs) or _DOCUMENTED.get("analyze_heads", {})
     for column in named:

@@ -69,8 +69,8 @@ def embedding_change(model: Any, prompts: Any) -> Task:
             have equally many tokens.
 
     Returns:
-        A `Task` for `tls.evaluate` and `tls.ablation_sweep`. Its metric is the change of each prompt, without unit; 0
-            is no change, and lower is better.
+        A `Task` for `tls.evaluate` and `tls.ablation_sweep`. Its metric is the change of each prompt, without unit: 0
+            if nothing changes; lower is better.
 
     Raises:
         UnsupportedArchitecture: the model returns logits, or prompts differ in length.

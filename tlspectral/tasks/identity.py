@@ -38,7 +38,7 @@ def content_digest(value: Any) -> str:
     It covers type, shape and numbers of tensors and arrays, weights of models, vocabularies of tokenizers, and for
     other objects the state that pickle would store. For a function it covers qualified name, code, defaults, closure
     and the globals that the code reads; for an installed function only name and closure. Type checks by jaxtyping or
-    beartype around a function are ignored. Of an object that cannot be pickled only the type counts.
+    beartype around a function are ignored. If an object cannot be pickled, only its type counts.
     """
     return _Contents([], {}).digest(value)
 

@@ -40,8 +40,8 @@ def needle(model: Any, *, n_prompts: int = 16, length: int = 128, seed: int = 0)
 
     Returns:
         A `Task` for `tls.evaluate`, `tls.ablation_sweep` and others; `split` halves it. Its metric is the logit of the
-            needle's answer minus that of the pair's answer, at the end. Named positions: "needle" (first token of the
-            fact), "answer" (in the fact), "question" (its first token), "end". `attention` is from the end to the
+            needle's answer minus the logit of the pair's answer, at the end. Named positions: "needle" (first token of
+            the fact), "answer" (in the fact), "question" (its first token), "end". `attention` is from the end to the
             answer. `labels`: name, answer, other (the pair's answer), depth (0: needle first, 1: last in the filler).
 
     Raises:

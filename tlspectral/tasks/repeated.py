@@ -107,7 +107,7 @@ class RepeatedSegments:
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences, the given ones or newly drawn ones, as a `PackedTokens` batch (ids and lengths) for the
+        """Return the given or newly drawn sequences as a `PackedTokens` batch (ids and lengths) for the
         model behind `view`.
 
         Raises ValueError for given sequences of another form, or if no segment of two tokens fits the context.

@@ -304,7 +304,7 @@ def induction(
 
     Use it to measure how well a model copies from its context ("Fingerprint, Not Blueprint", section 8). A sequence is
     `[BOS, r, r]`: a start token, then a segment r of L tokens twice. Positions L+1 to 2L-1 predict the next token,
-    because the token after each of them has been seen. Lower is better.
+    because the token after each has been seen. Lower is better.
 
     Args:
         prompts: your own sequences of this form, token ids [sequences, 1 + 2 L]. Default: draw random ones when a model

@@ -46,7 +46,7 @@ _BACKWARD = 4  # a backward pass keeps activations of all layers, so it gets so 
 
 @dataclass(frozen=True)
 class TaskSequences(PackedTokens):
-    """The sequences of a task on one model: token ids on the CPU, and what the task says about them.
+    """The sequences of a task on one model: token ids on the CPU, with the task's metric, positions and pairs.
 
     Attributes:
         predicted: positions whose logits the metric gets, a slice or a tensor [sequences, predicted].

@@ -369,7 +369,7 @@ def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[
     """Return a dict from score to its reliability: the Spearman correlation, over heads, of the means of even and odd
     sequences.
 
-    `halves` has these means, `names` the scores. The number concerns the order of all heads, most of which are near
+    `halves` has these means, `names` the scores. The number concerns the order of all heads; most heads are near
     chance. None for fewer than three heads or equal scores.
     """
     reliability: dict[str, float | None] = {}

@@ -91,7 +91,7 @@ def relative_position_kernel(
             `layer` and `head`. Default: all.
         prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
             48 sequences of BOS and 95 random ids.
-        offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
+        offsets: position of the key minus position of the query, 0 or negative. Default: -20 to 0.
         reference: prompts for the mean query and key. Default: half of the distinct `prompts`, by a fixed seed.
 
     Returns:
@@ -151,7 +151,7 @@ def kernel_prediction(
             `layer` and `head`. Default: all.
         prompts: strings, token ids [batch, pos], lists of ids, or a tokenizer's batch; padding is not counted. Default:
             48 sequences of BOS and 95 random ids.
-        offsets: positions of the key less that of the query, 0 or negative. Default: -20 to 0.
+        offsets: position of the key minus position of the query, 0 or negative. Default: -20 to 0.
         reference: prompts for the mean query and key. Default: half of the distinct prompts; the prediction is judged
             on the other half. A prompt in `reference` (or the beginning of one) is not judged on.
 

@@ -30,7 +30,7 @@ MOST_KEPT = 2**23
 
 
 def takes_queries(pattern: Any) -> bool:
-    """Return True if a user's pattern has a parameter `queries`, so that it is called for some queries at a time."""
+    """Return True if a user's pattern has a parameter `queries` and so is called for some queries at a time."""
     try:
         return "queries" in inspect.signature(pattern).parameters
     except (TypeError, ValueError):  # functions written in C may not have a signature
@@ -167,8 +167,8 @@ class Marks:
 
     `sequences` are the prompts. `patterns` are names, matrices of weights or functions of token ids. `causal`: True
     refuses patterns that mark a key after its query. `strips` are the parts of the prompts whose attention is scored at
-    a time. `largest`: True adds one more score behind those of the patterns, for the last pattern: the share of queries
-    whose largest attention is on a marked key. `uniform` collects, for each batch, the scores of uniform attention
+    a time. `largest`: True adds a score behind the patterns' scores, for the last pattern: the share of queries whose
+    largest attention is on a marked key. `uniform` collects, for each batch, the scores of uniform attention
     under each mask of `seen`: [masks, scores, batch].
     """
 
@@ -254,8 +254,8 @@ def _largest_on(
 ) -> Float64[Tensor, "batch heads"]:
     """Return the number of each prompt's marked queries whose largest attention is on a marked key, by head.
 
-    `where` has prompt, query and key of each mark; `attention` is that of a layer in a strip. Of n keys with the same
-    largest attention each counts 1 / n.
+    `where` has prompt, query and key of each mark; `attention` is the attention of a layer in a strip. If n keys share
+    the largest attention, each counts 1 / n.
     """
     total = torch.zeros(attention.shape[:2], dtype=torch.float64)
     for prompt in where[0].unique().tolist():  # the attention of one prompt is copied at a time

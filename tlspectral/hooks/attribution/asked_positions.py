@@ -211,9 +211,9 @@ def _of_prompts(
 def _positions(view: AttentionView, prompts: PackedTokens, given: Any, name: str) -> list[int]:
     """Return one position for each prompt, counted from 0: read `given`, a user's `query=` or `key=` (its `name`).
 
-    `view` is the model, whose tokenizer gives the texts of tokens. Raises ValueError for a position outside a prompt, a
-    text that is no token or more than one token of a prompt, and a name that is also another token's text; TypeError
-    for a value that is none of these.
+    `view` is the model, whose tokenizer gives the texts of tokens. Raises ValueError for a position outside a prompt,
+    for a text that is not exactly one token of a prompt, and for a name that is also another token's text; TypeError
+    for any other value.
     """
     if isinstance(given, str):
         return _of_text(view, prompts, given, name)
@@ -234,11 +234,10 @@ def _positions(view: AttentionView, prompts: PackedTokens, given: Any, name: str
 
 
 def _of_text(view: AttentionView, prompts: PackedTokens, given: str, name: str) -> list[int]:
-    """Return one position for each prompt: that of the task's position called `given`, or of the token with this text.
+    """Return one position for each prompt: the task's position called `given`, or the token's with this text.
 
     `view` is the model, `prompts` are tokenized; a task's prompts have named positions. `name`: "query" or "key", for
-    messages. Raises ValueError where a prompt has no such token or several of them, or where both readings exist and
-    differ.
+    messages. Raises ValueError if a prompt has no such token or several, or if both readings exist and differ.
     """
     named = getattr(prompts, "positions", {}).get(given)
     if getattr(view.model, "tokenizer", None) is None:

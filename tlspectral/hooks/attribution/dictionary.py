@@ -224,7 +224,7 @@ class Dictionary:
 
 
 def require_division(by: str, known: tuple[str, ...], dictionary: Any) -> None:
-    """Raise ValueError unless the argument `by` is one of `known`, and is "source" if there is a dictionary.
+    """Raise ValueError unless the argument `by` is in `known`, and is "source" if a dictionary is given.
 
     `known` are the values that the calling function allows. Raises TypeError if `dictionary` is neither a `Dictionary`
     nor None.

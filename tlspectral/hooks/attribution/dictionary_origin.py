@@ -130,7 +130,7 @@ class DictionaryOrigin:
         def encode_checked(streams: Tensor) -> Tensor:
             """Return the dictionary's activations of streams, which are centred before if its training needs it.
 
-            Raises ValueError if the streams cannot be made like those of the training.
+            Raises ValueError if streams cannot be made as in the training.
             """
             nonlocal to_warn
             centred_here = writes_centred or is_centred(streams, eps)

@@ -101,7 +101,7 @@ class DividedScore:
         return float(predicted), float(measured) + alibi
 
     def _indices(self, at_query: str, at_key: str) -> tuple[int, int] | None:
-        """Return the indices in `names` of the terms `at_query` and `at_key`; None if the score lacks one of them."""
+        """Return the indices in `names` of the terms `at_query` and `at_key`; None if the score lacks either term."""
         known = at_query in self.names[0] and at_key in self.names[1]
         return (self.names[0].index(at_query), self.names[1].index(at_key)) if known else None
 

@@ -45,7 +45,8 @@ class HeadsRun:
         return in_float64(self.kept[name])[0, -1].cpu()
 
     def traced(self, view: AttentionView, layer: int, positions: list[int]) -> TracedRun:
-        """Return the streams that enter a layer at some keys, and the writes of earlier layers there, as a `TracedRun`.
+        """Return the streams that enter a layer at some keys, and earlier layers' writes at these keys, as a
+        `TracedRun`.
 
         `view` is the model, `positions` are the positions of the keys. `layer` must be in `whole`. The dict `captured`
         of the result is empty.

@@ -94,8 +94,8 @@ def query_row(
 ) -> QueryRow:
     """Return the scores of one query of a head in a run, and the score of one key among them, as a `QueryRow`.
 
-    `run` has the layer's queries, keys, scores and pattern; `query` and `key` are positions. The scores are the ones
-    that the model shows, or are computed from its queries and keys. `form` is the head's score as a function of streams
+    `run` has the layer's queries, keys, scores and pattern; `query` and `key` are positions. The model shows its
+    scores, or they are computed from its queries and keys. `form` is the head's score as a function of streams
     and `tables` are cos and sin of the run. Raises ValueError for a masked key, and ScoreMismatch if the softmax of the
     scores is not the model's attention.
     """
@@ -129,6 +129,6 @@ def query_row(
     score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
     if form.slope is not None:
         # The bias is slope * position plus a constant of the row, which the softmax does not see. The constant is the
-        # mean difference between the model's scores and the computed ones.
+        # mean difference between the model's scores and the computed scores.
         alibi = float(form.slope * key + (scores - of_run)[unmasked].mean())
     return QueryRow(form, layer, key, scores, unmasked, score, alibi, float(pattern[key]), raw.storage_dtype, largest)

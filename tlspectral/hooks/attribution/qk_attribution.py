@@ -148,7 +148,7 @@ class _MeanScore:
 
     @classmethod
     def of_scores(cls, divided: list[DividedScore], over: DistinctMean) -> "_MeanScore":
-        """Return divided scores as a `_MeanScore` with common rows: the pairs of terms that occur in any of them.
+        """Return divided scores as a `_MeanScore` with common rows: the pairs of terms that occur in any score.
 
         `divided` are the distinct scores, `over` the mean over them. Where a score lacks a pair, its parts are 0.
         """
@@ -187,7 +187,7 @@ class _MeanScore:
 
 
 def _attrs(view: AttentionView, asked: AskedPositions, mean: _MeanScore) -> dict[str, Any]:
-    """Return a dict of attrs of the table of `qk_attribution`, as means over the scores where there are several.
+    """Return a dict of attrs of the table of `qk_attribution`; several scores are averaged.
 
     Keys: `query, key, query_token, key_token, score` (the model's own), `remainder` (score minus the sum of all rows,
     the largest), `tolerance, attention, softcap, norm_behind_held`; for several scores also `n_prompts, n_distinct,

@@ -1,4 +1,4 @@
-"""`scores`: all attention scores of a head on one prompt, or a part of them, checked against the model's run."""
+"""`scores`: attention scores of a head on one prompt, whole or a part, checked against the model's run."""
 
 from __future__ import annotations
 

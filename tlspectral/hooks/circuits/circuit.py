@@ -129,7 +129,7 @@ def faithfulness(
     method: Method = "EAP-IG",
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Measure how much of a task the largest edges carry, for circuits of several sizes and random ones of equal size.
+    """Measure how much of a task the largest edges carry, at several sizes, beside random circuits of equal size.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")

@@ -305,7 +305,7 @@ class _Reading:
             waiting = waiting[len(some) :]
 
     def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
-        """Yield for each kind in `anew` the slice of its receivers, the layer's attention, and the gradient there.
+        """Yield for each kind in `anew` the slice of its receivers, the layer's attention, and the receivers' gradient.
 
         The attention is a `ReceiverLayer`, in which queries or keys can be changed. A kind that the metric does not
         depend on is left out. Raises ScoreMismatch if the attention of the run cannot be computed again.

@@ -161,7 +161,7 @@ def pairs_of(view: AttentionView, task: Task) -> Pairs:
 def _require_both_ends(pairs: Pairs) -> None:
     """Raise EditNotHonored if the model cannot run circuits, tested on the first pair.
 
-    With all edges kept, the logits must be those of the clean run; with no edge kept, those of the counterfactual run.
+    With all edges kept, the logits must equal the clean run's; with no edge kept, the counterfactual run's.
     """
     # Every run has two rows: GPUs round a batch of another size differently, and deep models enlarge the difference.
     graph, tokens = pairs.graph, pairs.sequences.tokens[:1]

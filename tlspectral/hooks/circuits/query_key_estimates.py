@@ -104,7 +104,7 @@ def attention_effects(
         layer: the attention of a layer in the run, for queries or keys.
         removed: clean minus counterfactual writes of the senders at the last positions; nothing differs before these.
         n_senders: the first so many senders have an edge into the layer.
-        counted: True for those of the last positions at which the edge is cut.
+        counted: which of the last positions have the edge cut, as booleans.
         gradient: gradient of the metric in the attention weights.
         n_receivers: receivers of this kind in the layer: heads, or groups of heads that share keys.
     """

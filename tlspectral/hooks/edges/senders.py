@@ -202,7 +202,7 @@ def cached_run(
     """Run the model once, under the hooks that are on it, and keep the writes of the senders, as a `CachedRun`.
 
     Kept are z (output before W_O) for heads, the output of MLPs, the stream around mixers, and the embedding. Senders
-    stand in layers 0 to `below` - 1. Of the layers `reading`, stream, queries, keys, rotary cos and sin, scores and
+    stand in layers 0 to `below` - 1. For the layers `reading`, stream, queries, keys, rotary cos and sin, scores and
     pattern are kept too. `replace` says what replaces a removed write; "resample" and "counterfactual" take a second
     run. `seed` draws the sequences of "resample" and later controls. Raises UnsupportedArchitecture if the residual
     stream of a layer is not the sum of its writers' outputs, and ValueError if `replace` needs other sequences and the

@@ -118,7 +118,7 @@ def bound_parts(
 
     `view` is the model, `by_layer` a dict from layer to heads. `part` is not changed; parts that `on` returns without
     positions are copied. `every`: True requires a part for each of the layers. Raises ValueError unless `on` returns
-    parts with the same `acts_on` for some of these layers (with `every`, for all of them), TypeError if their methods
+    parts with the same `acts_on` for some of these layers (with `every`: for all), TypeError if their methods
     take other arguments than they will be called with.
     """
     expected = f"{_method(part, 'on')} must return a dictionary from layer to part"

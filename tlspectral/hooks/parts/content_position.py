@@ -166,7 +166,7 @@ class BlockPart(Part, ABC):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Content(BlockPart):
-    """Remove what the content of a block of tokens adds to a score: content_k = mean_j L[k, j] - mean L.
+    """Remove the contribution of a block's content to a score: content_k = mean_j L[k, j] - mean L.
 
     L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
     head finds a block by its content ("Decoupling Positional and Symbolic Attention Behavior", section 6).
@@ -204,7 +204,7 @@ class Content(BlockPart):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Position(BlockPart):
-    """Remove what the place of a block of tokens adds to a score: position_j = mean_k L[k, j] - mean L.
+    """Remove the contribution of a block's place to a score: position_j = mean_k L[k, j] - mean L.
 
     L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
     head finds a block by its place.

@@ -84,7 +84,7 @@ class LongRange(Part):
     def beyond_in_strip(
         self, visible: Bool[Tensor, "*rows queries keys"], own: Bool[Tensor, "queries keys"], first: int, before: Any
     ) -> tuple[Bool[Tensor, "*rows queries keys"], Any]:
-        """Return the mask of `beyond` for some queries of a prompt and the keys up to the last of them.
+        """Return the mask of `beyond` for some queries of a prompt and the keys up to the last query.
 
         `first` is the first of these queries. `before` is what this method returned second for the queries before them;
         None for the first queries. The second value tells which tokens are real, and which begin a document.

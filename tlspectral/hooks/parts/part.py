@@ -102,8 +102,8 @@ class Part(Placed):
         acts_on: "scores" (before the softmax), "mask" (which keys are seen) or "z".
         rotary: True if only layers with rotary positions have this part.
         needs_tokens: True if the part is for certain prompts, so that a run must show its tokens.
-        by_strip: True if its method also takes some queries of a prompt and the keys up to the last of them, as it gets
-            them in a long prompt. Otherwise the model's own attention over the whole prompt runs.
+        by_strip: True if its method also takes some queries of a long prompt with the keys up to the last query.
+            Otherwise the model's own attention over the whole prompt runs.
 
     A part is given to `tls.ablate` or `tls.ablation_sweep`, which raise TypeError or ValueError if the name or the
     method is missing, or if the method returns another shape.
@@ -203,7 +203,7 @@ class Part(Placed):
         """Return the change of the scaled scores before a softcap, and a mask of the pairs of tokens that may change.
 
         The change is minus the result of `of`, which gets copies of the scores. `allowed` is True for pairs of query
-        and key that the model does not mask. Raises ValueError unless `of` returns a finite score for each of them.
+        and key that the model does not mask. Raises ValueError unless `of` returns a finite score for each pair.
         """
         copied, formula = scores.copied(), cast("Any", self)
         given = {"scores": copied, "pairs": self.chosen_pairs(copied)}

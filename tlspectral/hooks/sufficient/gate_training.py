@@ -45,7 +45,7 @@ def _start(n: int, seed: Sequence[int]) -> Float64[Tensor, "heads"]:
 
 
 def largest(numbers: Float64[np.ndarray, "*fits heads"], n: int) -> Bool[np.ndarray, "*fits heads"]:
-    """Return a mask along the last axis, True for the n largest numbers; the first of equal ones is taken."""
+    """Return a mask along the last axis, True for the n largest numbers; among equal numbers the first is taken."""
     order: Int[np.ndarray, "*fits heads"] = np.argsort(-numbers, axis=-1, kind="stable")[..., :n]
     mask = np.zeros(numbers.shape, dtype=bool)
     np.put_along_axis(mask, order, True, axis=-1)

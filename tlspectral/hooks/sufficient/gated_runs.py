@@ -51,7 +51,7 @@ class Base:
 
 @dataclass(frozen=True)
 class GatedRuns:
-    """The prompts of a task on one model, and runs of them with a gate on every head; `gated_runs` makes it.
+    """The prompts of a task on one model, and their runs with a gate on every head; `gated_runs` makes it.
 
     Attributes:
         view: the model.
@@ -146,7 +146,7 @@ class GatedRuns:
     def _gate_z(
         self, layer: int, gates: Float[Tensor, "copies heads"], batch: slice, z: Tensor, hook: Any = None
     ) -> Tensor:
-        """Return z of a layer with gates: the gate times z plus (1 - gate) times what a closed gate lets through.
+        """Return z of a layer with gates: gate times z plus (1 - gate) times the replacement behind a closed gate.
 
         `hook` is not used.
         """
@@ -169,7 +169,7 @@ class GatedRuns:
         written: Float[Tensor, "rows pos d_model"],
         hook: Any = None,
     ) -> Tensor:
-        """Return what a layer's attention writes, with gates on the heads, where a norm stands behind the attention.
+        """Return the write of a layer's attention with gates on the heads, where a norm stands behind the attention.
 
         The norm's scale is the scale of this run for open gates and of the paired run for closed gates. `seen` has z of
         this run. `hook` is not used.

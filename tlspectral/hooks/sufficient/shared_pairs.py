@@ -25,7 +25,7 @@ def require_apart(view: AttentionView, task: TaskSequences, held: TaskSequences)
     """Raise ValueError unless `held` has eight distinct pairs that share no answer and no template with `task`.
 
     A template is a prompt without its answers and without the tokens in which it differs from its pair. Columns
-    `answer` and `template` of the tasks' labels replace what is found in this way. Warns about held prompts whose
+    `answer` and `template` of the tasks' labels replace the values found in this way. Warns about held prompts whose
     template differs by two tokens or fewer from one in `task`. `view` is the model.
     """
     n = len(held.tokens) if held.distinct is None else int(held.distinct.max()) + 1

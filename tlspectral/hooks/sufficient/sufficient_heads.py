@@ -111,8 +111,8 @@ def sufficient_heads(
         EditNotHonored, UnsupportedArchitecture: gates do not act in this model.
         IncompatibleCheckpoint: the folder holds other work.
 
-    Not established: that the set is the only one, or the smallest: it is *a* small set. Of heads that replace each
-    other it has one. MLPs and embeddings are always kept. More: docs/circuits.md
+    Not established: that the set is the only one, or the smallest: it is *a* small set. It holds one of several heads
+    that replace each other. MLPs and embeddings are always kept. More: docs/circuits.md
     """
     n = counted(n, 1, "n is how many heads the set has")
     starts = counted(starts, 1, "starts is how many random starts each penalty gets")
@@ -204,7 +204,7 @@ class _Work:
 
     @cached_property
     def folds(self) -> list[tuple[Any, Any]]:
-        """List of (rows that train, rows that judge): all rows, then the folds by answer if there is no `held`."""
+        """List of (rows that train, rows that judge): all rows, then the folds by answer unless `held` is given."""
         every = np.arange(len(self.fit.tokens))
         return [(every, every[:0]), *([] if self.judged is not None else folds_by_answer(self.fit))]
 
@@ -223,7 +223,7 @@ class _Work:
 
     @property
     def judging(self) -> GatedRuns:
-        """The runs that judge sets: on the held pairs, or on the pairs of the task if there are none."""
+        """The runs that judge sets: on the held pairs, or without them on the pairs of the task."""
         return self.runs(0 if self.judged is None else "held")
 
     def require_gaps(self) -> None:
@@ -482,7 +482,7 @@ def _attrs(work: _Work, gates: _Gates, found: _Found, sets: pd.DataFrame) -> dic
 def _verdict(
     work: _Work, sets: pd.DataFrame, whole: Float64[np.ndarray, "pairs"], none: Float64[np.ndarray, "pairs"]
 ) -> dict[str, Any]:
-    """Return what the held pairs say about the set: `kept` with its interval, the verdict, and each pair."""
+    """Judge the set on the held pairs: return `kept` with its interval, the verdict, and each pair."""
     assert work.judged is not None
     [value] = _values(sets, "learned", work.n)
     kept = float((value - none).mean() / (whole - none).mean())

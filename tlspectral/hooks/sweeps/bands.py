@@ -80,7 +80,7 @@ def band_effects(
     >>> bands["band"][bands["delta"] > 0.5].tolist()
     ['middle', 'low']
 
-    The numbers are those of `ablation_sweep(control="random")` for `Band("high")`, `Band("middle")` and `Band("low")`.
+    The numbers equal `ablation_sweep(control="random")` for `Band("high")`, `Band("middle")` and `Band("low")`.
 
     Args:
         model: a TransformerBridge or HookedTransformer.

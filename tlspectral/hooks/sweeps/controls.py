@@ -33,7 +33,7 @@ _TOLERANCE = 0.1  # the RMS of a random set may differ by this share
 def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
     """Return a copy of the removal with `allowed` False for padding tokens; the removal itself if nothing is padded.
 
-    `sequences` are all prompts, `batch` (a slice) those of the run. Padding follows the sequence, so only padding
+    `sequences` are all prompts, `batch` (a slice) the prompts of the run. Padding follows the sequence, so only padding
     queries see padding keys, and masking these queries is enough.
     """
     if removal.allowed is None or not sequences.padded:
@@ -187,7 +187,7 @@ def other_sets(n_heads: dict[int, int], by_layer: dict[int, list[int]]) -> int:
 def head_sets(
     n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
 ) -> list[HeadSet]:
-    """Draw `draws` random sets with as many heads in each layer as `by_layer`; all such sets if there are fewer.
+    """Draw `draws` random sets with as many heads in each layer as `by_layer`, or all such sets if fewer exist.
 
     Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. Sets are drawn
     with `rng`, uniformly from all sets but the given one, so they may share some heads with it. The list is empty if
@@ -212,7 +212,7 @@ def head_sets(
 
 @dataclass(frozen=True)
 class SetControl:
-    """What the control of a set of heads is drawn from: heads of its layers, or whole key/value groups.
+    """Source of random sets for the control of a set of heads: heads of its layers, or whole key/value groups.
 
     `set_control` makes it. Heads of a layer without shared keys are groups of one head.
 
@@ -232,7 +232,7 @@ class SetControl:
     size: dict[int, int]
 
     def sets(self, draws: int, rng: np.random.Generator) -> list[HeadSet]:
-        """Draw `draws` random other sets with `rng`, all of them if there are fewer; lists of (layer, head)."""
+        """Draw `draws` random other sets with `rng`, or all sets if fewer exist; lists of (layer, head)."""
         return [
             [
                 (layer, head)
@@ -244,7 +244,8 @@ class SetControl:
 
 
 def set_control(view: AttentionView, by_layer: dict[int, list[int]]) -> SetControl:
-    """Return what the control of a set of heads is drawn from. `by_layer`: dict from layer to the heads of the set."""
+    """Return the source of random sets for the control of a set of heads. `by_layer`: dict from layer to the heads of
+    the set."""
     n_heads = {layer: view.n_heads(layer) for layer in by_layer}
     size = {layer: view.heads_per_group(layer) for layer in by_layer}
     groups = {layer: sorted({head // size[layer] for head in heads}) for layer, heads in by_layer.items()}
@@ -262,8 +263,8 @@ def sets_apart(
 ) -> list[HeadSet]:
     """Draw up to `draws` different random sets with as many heads in each layer as `by_layer`, but other heads.
 
-    Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. Where a layer has
-    too few other heads, all of them are taken, and some of the given heads. Sets are drawn with `rng`; there are fewer
+    Return a list of sets; a set is a list of (layer, head). `n_heads`: number of all heads by layer. If a layer has too
+    few other heads, all are taken, and some of the given heads. Sets are drawn with `rng`; there are fewer
     than `draws` only if fewer exist, and none if the given set holds all heads of its layers.
     """
     others = {layer: sorted({*range(n_heads[layer])} - {*heads}) for layer, heads in by_layer.items()}

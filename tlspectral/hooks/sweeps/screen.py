@@ -68,7 +68,7 @@ def gradient_screen(
             ablation.alter = partial(gated, layer)
             hooks += ablation.hooks()
             continue
-        # A part of the mask hides keys, which is no finite change of scores: the gate multiplies the change of z.
+        # A part of the mask hides keys and so changes scores by infinity: the gate multiplies the change of z.
         squares[layer].fill_(torch.nan)
         require_honoured(view, layer, "z")
         hooks += [*ablation.measuring(), (ablation.names["z"], partial(_gated_output, ablation, gates[layer]))]

@@ -149,8 +149,8 @@ def _twin_rows(part: str, measured: pd.DataFrame, likeness: pd.DataFrame, small:
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
     """Return the bound of a small effect in units of the metric, and 1 if a higher metric is worse, else -1.
 
-    `attrs` are those of a sweep, `small` the user's bound or None. Raises ValueError if the attrs do not name the task
-    or say whether a higher value is better, or `small` has no default for the task.
+    `attrs` are the attrs of a sweep, `small` the user's bound or None. Raises ValueError if the attrs do not name the
+    task or say whether a higher value is better, or `small` has no default for the task.
     """
     if "task" not in attrs:
         raise ValueError("the sweep has no attrs['task'] (pd.concat drops attrs): give the sweeps as a list of tables")

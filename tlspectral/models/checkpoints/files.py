@@ -38,7 +38,7 @@ class CheckpointFiles:
         file_of: dict from tensor name to the name of its file.
 
     Raises:
-        FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
+        FileNotFoundError, ValueError: the files do not exist, or the hub does not give them.
         BadWeights: the weights are stored only as pickles, the folder also holds an adapter, or files are damaged.
     """
 
@@ -144,7 +144,7 @@ class CheckpointFiles:
         return {tensor: file for file, tensors in held.items() for tensor in tensors} | named
 
     def _require_indexed(self, held: Mapping[str, Iterable[str]]) -> None:
-        """Raise BadWeights if files disagree with the index (if there is one), or hold other values of one tensor.
+        """Raise BadWeights if files disagree with their index, if any, or hold different values of one tensor.
 
         held: from file name to the names of the tensors in it.
         """

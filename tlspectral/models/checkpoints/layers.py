@@ -86,7 +86,7 @@ class WeightFiles:
     Raises:
         UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message lists the tensors.
         BadWeights: quantised weights, pickles, or unreadable files.
-        FileNotFoundError, ValueError: there is no model of that name.
+        FileNotFoundError, ValueError: no model has that name.
     """
 
     only_weights = True
@@ -142,7 +142,8 @@ class WeightFiles:
 
     @cached_property
     def layers(self) -> list[int]:
-        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if there are none."""
+        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if no layer can be
+        read."""
         return read_layers(self.n_layers, self.skipped)
 
     def n_heads(self, index: int) -> int:

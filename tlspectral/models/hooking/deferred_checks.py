@@ -28,7 +28,7 @@ _waiting: dict[int, list[_Check]] = {}  # by thread
 def checked_at_end() -> Iterator[None]:
     """Delay the checks of a pass until the `with` block ends. Do not use results of the pass inside the block.
 
-    If the pass itself fails, errors of its checks are raised first, because what they find can be the cause.
+    If the pass itself fails, errors of its checks are raised first, because they can name the cause.
     """
     thread = get_ident()
     checks: list[_Check] = []

@@ -1,4 +1,4 @@
-"""Hook points that show queries and their gate together. Hooks of the library see only the queries there."""
+"""Hook points that show queries and their gate together. Hooks of the library see only the queries."""
 
 from collections.abc import Callable
 from typing import Any

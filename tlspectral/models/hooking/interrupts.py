@@ -66,8 +66,8 @@ def _entered_later(
 class _Sigint:
     """A SIGINT handler that is installed while contexts are open; it passes signals on to the handler `before`.
 
-    Signals are held back while a context is entered or left. That is while `holding` is set, or if the interrupted code
-    belongs to this module or was called by it to install the handler.
+    Signals are held back while a context is entered or left. A signal is held back while `holding` is set, or if the
+    interrupted code belongs to this module or was called by it to install the handler.
     """
 
     def __init__(self, before: Callable[..., Any]):

@@ -24,7 +24,7 @@ _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its ow
 
 
 class HookOfThread:
-    """A hook that raises EditNotHonored in passes of any thread but the one that placed it.
+    """A hook that raises EditNotHonored in passes of every thread except the thread that placed it.
 
     model: the model it is on. hook: function of (activation, hook point). Pickled into one of our worker processes it
     acts there, because the model there is a copy. In other copies it raises.

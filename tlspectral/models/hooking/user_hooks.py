@@ -62,7 +62,7 @@ class Acting(NamedTuple):
 
 
 def user_hooks(model: Any) -> dict[str, int]:
-    """Return a dict from hook point or module of `model` to the number of the user's changes there, without those of
+    """Return a dict from hook point or module of `model` to the number of the user's changes there, without changes by
     libraries.
 
     Counted are hooks of TransformerLens and of PyTorch (forward and backward); hooks of all modules
@@ -119,7 +119,7 @@ def acts_inside(model: Any, points: Mapping[str, Any]) -> bool:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first six names of a list as text, and how many more there are: "a, b and 3 others"."""
+    """Return the first six names of a list as text, and the number of further names: "a, b and 3 others"."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
 
@@ -210,7 +210,7 @@ def _is_nnsights(module: Any, forward: Any) -> bool:
 
 
 def _is_replaced(module: Any, function: Any, method: bool) -> bool:
-    """Return True if a function stored on a module was put there by the user.
+    """Return True if the user put this function on a module.
 
     method: True if it replaces a method of the class. Functions that libraries put there do not count, because they
     compute the same as the method. Methods of another module and plain functions of torch count as the user's.

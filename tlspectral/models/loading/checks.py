@@ -1,8 +1,8 @@
 """Checks after a load: the model computes the same as its checkpoint, and no weight was left out.
 
-transformers silently drops tensors that config.json does not ask for, and does not report all of them. Without a
-query/key norm, a bias or a layer the model is another one. Masks, rotary frequencies, extra prediction layers and parts
-for images or sound change nothing that is measured, so they may be dropped.
+transformers drops tensors that config.json does not ask for, and reports only some. Without a query/key norm, a bias or
+a layer the model is another one. Masks, rotary frequencies, extra prediction layers and parts for images or sound
+change nothing that is measured, so they may be dropped.
 """
 
 import re

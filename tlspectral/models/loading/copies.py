@@ -26,8 +26,7 @@ def note_given(model: Any, given: Any) -> None:
 
 
 def given_for(model: Any) -> Any:
-    """Return the object of transformers from which `load_model` made `model`; None if there was none or it no longer
-    exists.
+    """Return the object of transformers from which `load_model` made `model`; None if it no longer exists or never did.
 
     The model is made from a copy of that object, so hooks on the object do not act in the model.
     """

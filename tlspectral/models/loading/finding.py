@@ -121,7 +121,7 @@ def _shipped_source(name: str, shipped: ShippedFile) -> Source:
 def _gguf_source(name: str, path: Path) -> Source:
     """Return the `Source` of a GGUF file. name: as the user wrote it. path: the file.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is not a GGUF file.
+    Raises FileNotFoundError if the file does not exist, ValueError if it is not a GGUF file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a .gguf file.")
@@ -136,7 +136,7 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
     """Return the `Source` of a folder with a checkpoint, an adapter or a kind of a registered loader.
 
     name: as the user wrote it. checkpoint: training step, which selects the subfolder `step{N}` or `checkpoint-{N}`.
-    Raises ValueError if `revision` is given, FileNotFoundError if there is no such subfolder or no config.json.
+    Raises ValueError if `revision` is given, FileNotFoundError if the subfolder or config.json is missing.
     """
     if revision is not None:
         raise ValueError(

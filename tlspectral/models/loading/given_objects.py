@@ -1,4 +1,4 @@
-"""Take a model object apart for `load_model`: unwrap nnsight, merge peft, copy what is of transformers."""
+"""Take a model object apart for `load_model`: unwrap nnsight, merge peft, copy objects of transformers."""
 
 import warnings
 from pathlib import Path
@@ -54,7 +54,7 @@ def as_it_is(model: Any, **options: Any) -> Any:
     """Return a model of TransformerLens itself, unchanged, after the checks of `load_model`.
 
     options: `backend`, `device`, `dtype`, `tokenizer` as the user gave them, None for the default. Raises ValueError if
-    one of them would change the model, UnsupportedArchitecture or TypeError if the model cannot be read.
+    any argument would change the model, UnsupportedArchitecture or TypeError if the model cannot be read.
     """
     view = attention_view(model)
     anchor, device = next(model.parameters()), options["device"]

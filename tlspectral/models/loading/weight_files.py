@@ -90,7 +90,7 @@ def weight_names(config: Any) -> tuple[str, ...]:
 def require_one_kind(folder: Path, names: Collection[str]) -> None:
     """Raise BadWeights if a folder holds all weights in one file, and an index that names other files.
 
-    `names`: the result of `weight_names`. An index that names only the one file is accepted.
+    `names`: the result of `weight_names`. An index that names only this file is accepted.
     """
     for whole, index in (NAMES[:2], NAMES[2:]):
         if not {whole, index} <= {*names} or not (folder / whole).is_file() or not (folder / index).is_file():

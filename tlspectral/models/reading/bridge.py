@@ -191,7 +191,7 @@ def stated_context(config: Any) -> int | None:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of layer `layer` of
+    """Return (b_O, norm after the attention, factor on the heads' writes to the residual stream) of layer `layer` of
     the bridge `model`.
 
     b_O: the bias after W_O, None without one. The factor is 1 except in Granite and Falcon-H1.
@@ -493,7 +493,7 @@ def _rotary_module(model: Any, wrapped: Any) -> Any:
     model.
     """
     rotary: Any = getattr(model, "rotary_emb", None)
-    with suppress(AttributeError):  # the module at this name in the wrapped model is the one that runs
+    with suppress(AttributeError):  # the module at this name in the wrapped model runs
         rotary = model.original_model.get_submodule(rotary.name)
     rotary = getattr(rotary, "original_component", rotary)
     rotary = getattr(wrapped, "rotary_emb", None) if rotary is None else rotary

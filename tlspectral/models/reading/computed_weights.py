@@ -1,4 +1,4 @@
-"""Read the weight of a packed layer from what the layer computes: `W = module(I) - module(0)`.
+"""Read the weight of a packed layer from the layer's outputs: `W = module(I) - module(0)`.
 
 The layer runs in the type in which the model runs it, without its bias: in 16 bits a large bias would cancel digits of
 W. W is then exact in that type. A layer that also quantises its input gives a W too, and does not compute x W. So each

@@ -61,8 +61,7 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from `captured`, the activation at their hook point, after a norm of values if there is
-        one.
+        """Return values by head from `captured`, the activation at their hook point, after the norm of values, if any.
 
         In latent attention this point shows each head's keys, then its values; only the values are returned.
         """
@@ -313,7 +312,7 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
 
 
 def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[AttentionLayer, OutputFactors]]:
-    """Return a list of (layer, output), one per key/value head, with only its weights and those of its query heads.
+    """Return a list of (layer, output), one per key/value head, with only its weights and its query heads' weights.
 
     The tensors are views of the given ones.
     """
@@ -337,7 +336,7 @@ def _slices_of_groups(w_q: Tensor, w_k: Tensor) -> list[tuple[slice, slice]]:
     """Return a list with two slices for each key/value head: of the query heads that read it, and of the key/value head
     itself.
 
-    w_q, w_k: W_Q and W_K, of which only the numbers of heads are read.
+    w_q, w_k: W_Q and W_K; only their numbers of heads are read.
     """
     size = len(w_q) // len(w_k)
     return [(slice(index * size, (index + 1) * size), slice(index, index + 1)) for index in range(len(w_k))]

@@ -89,7 +89,7 @@ def _packed_in(module: Any, path: tuple[str, ...], met: set[int]) -> Iterator[tu
 
 
 def kind_of_layer(layer: Any) -> str:
-    """Return what a packed layer is, for messages: its class, and the class of its weight if that says more."""
+    """Return a packed layer's kind for messages: its class, and the class of its weight if that says more."""
     weight = getattr(layer, "weight", None)
     inside = f" with {type(weight).__name__}" if is_traceable_wrapper_subclass(weight) else ""
     return f"a {type(layer).__name__}{inside}"

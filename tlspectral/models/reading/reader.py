@@ -29,7 +29,7 @@ class Reader(Protocol):
         ...
 
     def read_output(self, model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-        """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of layer `layer`
+        """Return (b_O, norm after the attention, factor on the heads' writes to the residual stream) of layer `layer`
         of `model`.
         """
         ...

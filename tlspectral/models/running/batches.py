@@ -1,7 +1,7 @@
 """Sequences of token ids in one tensor: padding, positions, and how many rows a pass takes.
 
-The batch size depends only on the device's total memory, not on what else is in memory, so it is the same in every run
-on a device. Numbers from batches of other sizes differ only by rounding. `attrs["batch"]` of a table records the
+The batch size depends only on the device's total memory, not on free memory, so it is the same in every run on a
+device. Numbers from batches of other sizes differ only by rounding. `attrs["batch"]` of a table records the
 largest number of rows of a pass. It is not a setting: tables of different batch sizes can be compared and resumed.
 """
 

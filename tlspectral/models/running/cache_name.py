@@ -55,5 +55,5 @@ def _declared(module: Any) -> Collection[str]:
 
 
 def _renamed(named: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return keyword arguments with `old` renamed to `new`; the same ones if there is no `old`, or it is None."""
+    """Return keyword arguments with `old` renamed to `new`; unchanged if `old` is missing or None."""
     return named if named.get(old) is None else {new if name == old else name: value for name, value in named.items()}

@@ -1,7 +1,7 @@
 """Replays from one position on, for edits that act only at or after that position.
 
-Queries are computed only from that position on. Keys and values before it are those of the run without edits, kept in
-the model's own key/value cache.
+Queries are computed only from that position on. Keys and values before it come from the run without edits, kept in the
+model's own key/value cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,7 +73,7 @@ class ContinuedRun:
         hooks: pairs of a slice of copies and the hooks that act only on them. They see only positions from `first` on
         and may edit only these.
 
-        Logits of earlier positions are those of the run without edits. Rows are one whole copy after another, as in
+        Logits of earlier positions come from the run without edits. Rows are one whole copy after another, as in
         `IntactRun.replay`.
         """
         return self._replay(layers, sequences, hooks, [])

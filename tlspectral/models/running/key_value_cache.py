@@ -82,8 +82,7 @@ class Prefill:
     def logits(
         self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], alive: Sequence[int] | None = None
     ) -> Float[Tensor, "rows unembedded d_vocab"]:
-        """Run `tokens`, each row of which continues one cached prompt, and return the logits of the unembedded
-        positions.
+        """Run `tokens`, whose rows continue the cached prompts, and return the logits of the unembedded positions.
 
         prompts: for each row, the index of its prompt. alive: for each layer, how many rows it computes, counted from
         the first; default: all. The caller opens the contexts of the pass: hooks, evaluation mode, and which positions
@@ -243,7 +242,7 @@ class HeldLayers:
 
     @property
     def difference(self) -> float | None:
-        """Largest difference of layer outputs, over passes, relative to what the layers write; None without passes.
+        """Largest difference of layer outputs, over passes, relative to the layers' writes; None without passes.
 
         For a pass it is the root mean square over layers. It is NaN if an output has another shape.
         """
@@ -257,8 +256,8 @@ class HeldLayers:
         return module_hooks([(layer.register_forward_hook, self._note) for layer in self.layers])
 
     def compared(self) -> AbstractContextManager[None]:
-        """Return a context manager: in passes in its `with` block, the outputs of the layers are compared with the
-        stored ones, which are passed on instead.
+        """Return a context manager. Passes in its `with` block compare the layers' outputs with the stored outputs, and
+        pass the stored outputs on.
 
         `difference` is then the largest difference over the passes.
         """
@@ -326,7 +325,7 @@ class WithoutCache:
         update_wrapper(self, generate)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Generate as the method does, without a cache whatever the arguments say, and return what the method returns.
+        """Generate and return as the wrapped method does, without a cache whatever the arguments say.
 
         given, named: the method's arguments.
         """

@@ -320,7 +320,7 @@ def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def _remove(handles: list[Any]) -> None:
-    """Remove PyTorch hooks from their modules. handles: what the register methods returned."""
+    """Remove PyTorch hooks from their modules. handles: the results of the register methods."""
     for handle in handles:
         handle.remove()
 

@@ -45,7 +45,7 @@ def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iter
     """Run the model in `view` on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has
     fired.
 
-    Nothing is returned: the hooks, pairs of hook point name and function, take what they need. Hooks already on the
+    Nothing is returned: the hooks, pairs of hook point name and function, keep the results. Hooks already on the
     model act first. Raises ValueError for a prompt longer than the model's positions, UnsupportedArchitecture if the
     model runs a layer several times or `last` never fires.
     """

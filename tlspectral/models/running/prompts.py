@@ -299,7 +299,7 @@ def prompt_notes(view: AttentionView, packed: PackedTokens, given: Any) -> tuple
     """Return a tuple of `Note` (`.name`, `.value`, `.message`) on properties of prompts that a caller may not expect,
     judged by their ids.
 
-    view: the model, with the tokenizer; without a tokenizer there are no notes. packed: the prompts as ids. given: the
+    view: the model, with the tokenizer; without a tokenizer no notes are made. packed: the prompts as ids. given: the
     prompts in a form of `given_prompts`, such as a list of texts. A note's value is a list of prompt indices; the value
     of `end_token_in_front` is that token.
 

@@ -154,8 +154,8 @@ def texts_in_a_row(view: AttentionView, tokens: list[int]) -> list[str]:
 def _documents(text: Any) -> Iterable[str]:
     """Return the documents of the user's argument `text` as a list of strings.
 
-    text: None (the packaged book), a document, a list of documents, or the name of a data set, of which up to 2,000
-    rows are read. Raises ValueError for anything that is not text.
+    text: None (the packaged book), a document, a list of documents, or the name of a data set (up to 2,000 rows are
+    read). Raises ValueError for anything that is not text.
     """
     if text is None:
         return [packaged_text()]

@@ -1,1 +1,1 @@
-"""The residual stream: what heads and MLPs write to it, and what each layer reads from it."""
+"""The residual stream: the writes of heads and MLPs, and the input of each layer."""

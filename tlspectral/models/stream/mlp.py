@@ -83,7 +83,7 @@ class MlpReads:
         )
 
     def _scaled(self, normalized: Tensor) -> Tensor:
-        """Return the stream `normalized` times the norm's gain, if there is one."""
+        """Return the stream `normalized` times the norm's gain, if any."""
         gain = self.norm.gain
         return normalized if gain is None else normalized * gain.to(normalized.dtype).to(normalized.device)
 

@@ -66,7 +66,7 @@ class HeadWrites:
         return self.norm.token_scale(total if self.b_o is None else total + self.b_o)
 
     def scaled(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return z of all heads times `token_scale`. Its product with `effective` is what the heads write.
+        """Return z of all heads times `token_scale`. Its product with `effective` is the write of the heads.
 
         z: outputs of all heads before W_O.
         """
@@ -78,7 +78,7 @@ class HeadWrites:
         scale: Float[Tensor, "batch pos"],
         heads: list[int] | None = None,
     ) -> Float[Tensor, "chosen batch pos d_model"]:
-        """Return what each of these heads (None: all) adds to the residual stream.
+        """Return the write of each given head (None: all) to the residual stream.
 
         z: outputs of these heads before W_O. scale: `token_scale` of the run.
         """
@@ -118,7 +118,8 @@ class HeadWrites:
         return added + self.multiplier * self.cast(self.norm.bias).to(added.dtype).to(added.device)
 
     def _added(self, write: Tensor) -> Tensor:
-        """Return what a vector after W_O adds to the residual stream: centred for LayerNorm, times gain and multiplier.
+        """Return the contribution of a vector after W_O to the residual stream: centred for LayerNorm, times gain and
+        multiplier.
 
         write: tensor whose last axis is d_model. The norm's 1/rms per token is not applied.
         """
@@ -205,8 +206,8 @@ def mixed(
     cast: Cast,
     behind: Literal["residual_after", "middle"] = "residual_after",
 ) -> Tensor:
-    """Return what a layer writes besides heads and MLP, [batch, pos, d_model]: its output minus its input and minus
-    their writes.
+    """Return a layer's write besides heads and MLP, [batch, pos, d_model]: its output minus its input and minus their
+    writes.
 
     view: the model. index: the layer. captured: activations of a run, from hook point name to tensor. cast: converts
     activations before computing. behind: "residual_after", or "middle" to stop before the MLP. An MLP without a hook
@@ -276,8 +277,8 @@ class LayerReads:
         """Return how the heads' queries, keys or values change if `removed` is subtracted from the stream x.
 
         The norms are computed again. With P the projection without the norm, and r and r' 1/rms before and after, the
-        change is `(r' - r) P x - r' P removed`. It is exactly 0 if `removed` is 0. `removed` can have more axes before
-        those of x.
+        change is `(r' - r) P x - r' P removed`. It is exactly 0 if `removed` is 0. `removed` can have more axes in
+        front of the axes of x.
         """
         x, removed = self._centred(x, removed)
         before, after = (self.norm.scale_of_centred(part)[..., None, None] for part in (x, x - removed))
