@@ -1,6 +1,6 @@
 """Is steering cheaper than banning, whatever the window, and without a ban?
 
-    python benchmarks/steering_windows.py out/windows            # trains what is missing; goes on where it was stopped
+    python benchmarks/steering_windows.py out/windows            # trains seeds without stored rows; can be resumed
     python benchmarks/steering_windows.py out/windows --seeds 3  # answers of the first seeds alone
     python benchmarks/steering_windows.py                        # trains nothing: the answers of the stored rows
 
@@ -53,7 +53,7 @@ from matplotlib.figure import Figure
 from statsmodels.stats.multitest import multipletests
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.seed_intervals import t_interval
-from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, Arm, constrained_grid
+from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, Arm, Preset, constrained_grid
 from tlspectral_studies.fingerprint.statistics.rank_tests import mann_whitney
 from torch import Tensor
 
@@ -124,6 +124,23 @@ def rows_of(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
         named = {name: run[name] for name in ("arm", "seed", *CRITERIA, "last_step")}
         rows.append({**named, "head": head["name"], "prev": head["prev"], "share": head["dir_frac_raw"]})
     return pd.DataFrame(rows)
+
+
+def train_missing(folder: Path, output: Path, seeds: int, preset: Preset = PRESET) -> None:
+    """Train the arms of each seed that has not all its rows in `output`, and add the rows there after each seed."""
+    arms = trained_arms()
+    order = {arm.name: place for place, arm in enumerate(arms)}
+    for seed in range(seeds):
+        stored = pd.read_csv(output) if output.exists() else pd.DataFrame(columns=["arm", "seed"])
+        of_seed = stored["seed"] == seed
+        if of_seed.sum() == len(arms):
+            continue
+        made = rows_of(constrained_grid(folder, preset, arms=arms, seeds=[seed])).round(4)
+        rows = pd.concat([stored[~of_seed], made])
+        rows = rows.iloc[np.lexsort((rows["seed"], rows["arm"].map(order)))]  # arms outside, as they are trained
+        with whole_file(output) as partial:
+            rows.to_csv(partial, index=False)
+        typer.echo(f"seed {seed} of {seeds} is trained")
 
 
 def beside_stored(trained: pd.DataFrame) -> pd.DataFrame:
@@ -276,12 +293,9 @@ def main(
     figure: Path = Path("docs/images/steering_windows.png"),
     seeds: Annotated[int, typer.Option(help="Fewer than the schedule's five.")] = SEEDS,
 ) -> None:
-    """Train the arms seed by seed, write a row per run, print the answers and draw the figure."""
-    for done in range(1, seeds + 1) if folder is not None else ():
-        rows = rows_of(constrained_grid(folder, PRESET, arms=trained_arms(), seeds=done)).round(4)
-        with whole_file(output) as partial:
-            rows.to_csv(partial, index=False)
-        typer.echo(f"{done} of {seeds} seeds")
+    """Train the seeds that have no rows yet, write a row per run, print the answers and draw the figure."""
+    if folder is not None:
+        train_missing(folder, output, seeds)
     trained = pd.read_csv(output)
     typer.echo(answers(trained))
     draw(beside_stored(trained)).savefig(figure)

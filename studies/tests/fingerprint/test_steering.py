@@ -194,3 +194,28 @@ def test_rows_of_trained_runs(steering, tmp_path, monkeypatch):
         assert run.mean_share_300 == pytest.approx(heads.loc[(run.arm, run.seed, 2), column].mean())
         assert (run.L0H0_share_0 < 1e-6) == (run.kind == "one head")
     assert set(tracks["step"]) == {0}
+
+
+@pytest.mark.slow
+def test_seeds_that_have_rows_are_not_trained_again(windows, tmp_path, monkeypatch):
+    output, preset = tmp_path / "rows.csv", replace(TINY, name="windows")
+    grid, trained = windows.constrained_grid, []
+
+    def noted(folder, preset, *, arms, seeds):
+        trained.extend(seeds)
+        return grid(folder, preset, arms=arms, seeds=seeds)
+
+    monkeypatch.setattr(windows, "constrained_grid", noted)
+    windows.train_missing(tmp_path / "runs", output, 2, preset)
+    whole = pd.read_csv(output)
+    arms = [arm.name for arm in windows.trained_arms()]
+    assert whole["arm"].tolist() == [arm for arm in arms for _ in range(2)]
+    assert whole["seed"].tolist() == [0, 1] * len(arms)
+    # Seed 1 loses a row: it is trained again, and the rows of seed 0 stay as they are, here with another share.
+    marked = whole.drop(index=3).assign(share=whole["share"].where(whole["seed"] == 1, 0.125))
+    marked.to_csv(output, index=False)
+    windows.train_missing(tmp_path / "again", output, 2, preset)
+    assert trained == [0, 1, 1]
+    again = pd.read_csv(output)
+    assert (again.loc[again["seed"] == 0, "share"] == 0.125).all()
+    pd.testing.assert_frame_equal(again[again["seed"] == 1], whole[whole["seed"] == 1])
