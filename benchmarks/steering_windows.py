@@ -38,6 +38,9 @@ stored runs the last value of `steering_tracks.csv` by then (every 100 steps).
 Families (Holm): four windows, for each criterion and for the share; the tests of the bonus and of `previous`, five in
 one. Five seeds against five have p = 1/252 at the least, .016 after Holm over four, .020 over five. If fewer seeds are
 finished, the answers name them; with four no p is below .05 after Holm.
+
+Seeds 0 to 2 were trained and read first. Seeds 3 and 4 followed, with the schedule as it stands above. What other tests
+of the same runs give is printed beside the verdicts (`other_readings`); it is no part of the schedule.
 """
 
 from dataclasses import replace
@@ -46,11 +49,13 @@ from typing import Annotated
 
 import numpy as np
 import pandas as pd
+import scipy.stats
 import torch
 import typer
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from statsmodels.stats.multitest import multipletests
+from tlspectral_studies.common.markdown_table import markdown_table
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.seed_intervals import t_interval
 from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, Arm, Preset, constrained_grid
@@ -235,15 +240,39 @@ def verdicts(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def page_rows(table: pd.DataFrame) -> list[str]:
-    """Return the rows of the table of windows in `docs/results/constrained.md`."""
-    rows = []
+def page_tables(runs: pd.DataFrame) -> str:
+    """Return the tables of `docs/results/constrained.md`: the cost by both criteria, and whether the share stays."""
+    table, middle = verdicts(runs), 0.0
+    costs, shares = [], []
     for row in table.to_dict(orient="records"):
-        cells = [f"`{row['arm']}`", str(row["formed"])]
+        arm, cells = str(row["arm"]), []
         for column in CRITERIA:
-            cells += [_interval(row[f"{column}_ratio"], 2), f"{row[column]} ({row[f'{column}_p']:.3f})"]
-        rows.append(f"| {' | '.join([*cells, _interval(row['share'], 2), str(row['stays'])])} |")
-    return rows
+            less_of = row[f"{column}_less_free" if arm == PREVIOUS else f"{column}_less_banned"]
+            cells += [_interval(row[f"{column}_ratio"], 2), _interval(less_of, 0)]
+            cells += [f"{row[column]} ({row[f'{column}_p']:.3f})"]
+        costs.append([f"`{arm}`" + ", against free" * (arm == PREVIOUS), *cells])
+        values, middle = by_seed(runs, arm, "share"), float(row["middle"])
+        below = f"{(values < middle).sum()} of {len(values)}"
+        p = "" if np.isnan(row["share_p"]) else f"{row['share_p']:.3f}"
+        shares.append([f"`{arm}`", _interval(row["share"], 2), below, str(row["stays"]), p])
+    names = ("ratio", "less banned, steps", "cheaper (p)")
+    cost = markdown_table(["arm", *(f"by {by}: {name}" for by in ("the loss", "both") for name in names)], costs)
+    header = ["arm", "share (95 %)", f"below the middle, {middle:.2f}", "stays", "below free, p"]
+    return "\n".join([*cost, *markdown_table(header, shares)[:-1]])
+
+
+def other_readings(runs: pd.DataFrame) -> list[str]:
+    """Return what other tests of the same runs give, none of them in the schedule: without Holm, and paired t tests."""
+    lines = []
+    for arm in (*map(window_arm, WINDOWS), BONUS, PREVIOUS):
+        other = FREE if arm == PREVIOUS else BANNED
+        for column in CRITERIA:
+            steps = [by_seed(runs, name, column) for name in (arm, other)]
+            paired = scipy.stats.ttest_rel(*steps, alternative="less").pvalue
+            first, p = int((steps[0] < steps[1]).sum()), less(runs, arm, other, column)
+            found = f"in {first} of {len(steps[0])} seeds; p = {p:.4f} without Holm, {paired:.2g} by a paired t test"
+            lines.append(f"{arm} before {other}, {column}: {found}")
+    return lines
 
 
 def answers(trained: pd.DataFrame) -> str:
@@ -252,12 +281,12 @@ def answers(trained: pd.DataFrame) -> str:
     table = verdicts(runs)
     seeds = sorted(runs["seed"].unique().tolist())
     steps = runs.assign(f=runs["formed_both"].fillna(runs["last_step"])).pivot(index="seed", columns="arm", values="f")
-    lines = [f"seeds {seeds}; steps of formation by both criteria:", steps.to_string(), *page_rows(table)]
+    lines = [f"seeds {seeds}; steps of formation by both criteria:", steps.to_string(), page_tables(runs)]
     for row in table.to_dict(orient="records"):
         less_of = {name: _interval(row[f"formed_loss_less_{name}"], 0) for name in ("free", "banned")}
         lines.append(f"{row['arm']}, by the loss: less free {less_of['free']}, less banned {less_of['banned']}")
     said = table.set_index("arm").loc[BONUS, "FP"]
-    return "\n".join([*lines, f"FP's sentence, of the bonus: {said}"])
+    return "\n".join([*lines, *other_readings(runs), f"FP's sentence, of the bonus: {said}"])
 
 
 def _interval(found: dict[str, float], digits: int) -> str:

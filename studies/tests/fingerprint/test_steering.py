@@ -110,12 +110,15 @@ def windows(monkeypatch):
     return steering_windows
 
 
-def test_the_page_has_the_rows_of_the_windows(windows):
+def test_the_page_has_the_tables_of_the_windows(windows):
     page = (STORED.parent / "constrained.md").read_text(encoding="utf-8")
-    runs = windows.beside_stored(pd.read_csv(STORED / "steering_windows.csv"))
-    rows = windows.page_rows(windows.verdicts(runs))
-    assert len(rows) == 6
-    assert [row for row in rows if row not in page] == []
+    rows = pd.read_csv(STORED / "steering_windows.csv")
+    assert rows.groupby("arm", sort=False)["seed"].apply(list).to_dict() == {
+        arm.name: [0, 1, 2, 3, 4] for arm in windows.trained_arms()
+    }
+    tables = windows.page_tables(windows.beside_stored(rows)).split("\n\n")
+    assert [len(table.splitlines()) for table in tables] == [2 + 6, 2 + 6]
+    assert all(table in page for table in tables)
 
 
 def test_the_first_head_begins_as_a_previous_token_head_and_the_bonus_leaves_m_a_alone(windows):
@@ -219,3 +222,25 @@ def test_seeds_that_have_rows_are_not_trained_again(windows, tmp_path, monkeypat
     again = pd.read_csv(output)
     assert (again.loc[again["seed"] == 0, "share"] == 0.125).all()
     pd.testing.assert_frame_equal(again[again["seed"] == 1], whole[whole["seed"] == 1])
+
+
+def test_what_the_page_says_of_the_windows(windows):
+    runs = windows.beside_stored(pd.read_csv(STORED / "steering_windows.csv"))
+    table = windows.verdicts(runs).set_index("arm")
+    names = [windows.window_arm(steps) for steps in windows.WINDOWS]
+    assert (table["formed"] == 5).all()
+    for column in windows.CRITERIA:
+        assert set(table.loc[[*names, windows.BONUS], column]) == {"cheaper"}
+        assert table.loc[windows.PREVIOUS, column] == "accelerates"
+        assert table.loc[names, f"{column}_p"].tolist() == pytest.approx([4 / 252] * 4)  # the least p
+    assert set(table.loc[names, "stays"]) == {"it does not stay"}
+    assert (table.loc[windows.BONUS, "stays"], table.loc[windows.BONUS, "FP"]) == ("it stays", "holds")
+    assert [found["mean"] for found in table.loc[names, "formed_loss_less_free"]] == [190, 235, 280, 330]
+    assert [found["mean"] for found in table.loc[names, "formed_loss_less_banned"]] == [-515, -470, -425, -375]
+    assert all(found["low"] > 1.3 for found in table.loc[names, "formed_loss_ratio"])
+    shares = {arm: windows.by_seed(runs, arm, "share").mean() for arm in (windows.FREE, windows.BANNED)}
+    assert [round(share, 2) for share in shares.values()] == [0.68, 0.02]
+    said = windows.other_readings(runs)
+    assert len(said) == 12
+    assert all("in 5 of 5 seeds; p = 0.0040 without Holm" in line for line in said)
+    assert all(float(line.split(", ")[-1].split()[0]) < 0.001 for line in said)
