@@ -1,7 +1,7 @@
 """Is steering cheaper than banning, whatever the window, and without a ban?
 
     python benchmarks/steering_windows.py out/windows            # trains seeds without stored rows; can be resumed
-    python benchmarks/steering_windows.py out/windows --seeds 3  # answers of the first seeds alone
+    python benchmarks/steering_windows.py out/windows --seeds 3  # trains none but the first three
     python benchmarks/steering_windows.py                        # trains nothing: the answers of the stored rows
 
 `benchmarks/steering.py` has one window, a penalty in the first 300 steps. A penalty that hinders learning while it
