@@ -1,7 +1,7 @@
 """Is steering cheaper than banning, whatever the window, and without a ban?
 
-    python benchmarks/steering_windows.py out/windows            # trains what is missing; goes on where it was stopped
-    python benchmarks/steering_windows.py out/windows --seeds 3  # answers of the first seeds alone
+    python benchmarks/steering_windows.py out/windows            # trains seeds without stored rows; can be resumed
+    python benchmarks/steering_windows.py out/windows --seeds 3  # trains none but the first three
     python benchmarks/steering_windows.py                        # trains nothing: the answers of the stored rows
 
 `benchmarks/steering.py` has one window, a penalty in the first 300 steps. A penalty that hinders learning while it
@@ -38,6 +38,9 @@ stored runs the last value of `steering_tracks.csv` by then (every 100 steps).
 Families (Holm): four windows, for each criterion and for the share; the tests of the bonus and of `previous`, five in
 one. Five seeds against five have p = 1/252 at the least, .016 after Holm over four, .020 over five. If fewer seeds are
 finished, the answers name them; with four no p is below .05 after Holm.
+
+Seeds 0 to 2 were trained and read first. Seeds 3 and 4 followed, with the schedule as it stands above. What other tests
+of the same runs give is printed beside the verdicts (`other_readings`); it is no part of the schedule.
 """
 
 from dataclasses import replace
@@ -46,14 +49,16 @@ from typing import Annotated
 
 import numpy as np
 import pandas as pd
+import scipy.stats
 import torch
 import typer
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from statsmodels.stats.multitest import multipletests
+from tlspectral_studies.common.markdown_table import markdown_table
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.seed_intervals import t_interval
-from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, Arm, constrained_grid
+from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, Arm, Preset, constrained_grid
 from tlspectral_studies.fingerprint.statistics.rank_tests import mann_whitney
 from torch import Tensor
 
@@ -124,6 +129,23 @@ def rows_of(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
         named = {name: run[name] for name in ("arm", "seed", *CRITERIA, "last_step")}
         rows.append({**named, "head": head["name"], "prev": head["prev"], "share": head["dir_frac_raw"]})
     return pd.DataFrame(rows)
+
+
+def train_missing(folder: Path, output: Path, seeds: int, preset: Preset = PRESET) -> None:
+    """Train the arms of each seed that has not all its rows in `output`, and add the rows there after each seed."""
+    arms = trained_arms()
+    order = {arm.name: place for place, arm in enumerate(arms)}
+    for seed in range(seeds):
+        stored = pd.read_csv(output) if output.exists() else pd.DataFrame(columns=["arm", "seed"])
+        of_seed = stored["seed"] == seed
+        if of_seed.sum() == len(arms):
+            continue
+        made = rows_of(constrained_grid(folder, preset, arms=arms, seeds=[seed])).round(4)
+        rows = pd.concat([stored[~of_seed], made])
+        rows = rows.iloc[np.lexsort((rows["seed"], rows["arm"].map(order)))]  # arms outside, as they are trained
+        with whole_file(output) as partial:
+            rows.to_csv(partial, index=False)
+        typer.echo(f"seed {seed} of {seeds} is trained")
 
 
 def beside_stored(trained: pd.DataFrame) -> pd.DataFrame:
@@ -218,15 +240,39 @@ def verdicts(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def page_rows(table: pd.DataFrame) -> list[str]:
-    """Return the rows of the table of windows in `docs/results/constrained.md`."""
-    rows = []
+def page_tables(runs: pd.DataFrame) -> str:
+    """Return the tables of `docs/results/constrained.md`: the cost by both criteria, and whether the share stays."""
+    table, middle = verdicts(runs), 0.0
+    costs, shares = [], []
     for row in table.to_dict(orient="records"):
-        cells = [f"`{row['arm']}`", str(row["formed"])]
+        arm, cells = str(row["arm"]), []
         for column in CRITERIA:
-            cells += [_interval(row[f"{column}_ratio"], 2), f"{row[column]} ({row[f'{column}_p']:.3f})"]
-        rows.append(f"| {' | '.join([*cells, _interval(row['share'], 2), str(row['stays'])])} |")
-    return rows
+            less_of = row[f"{column}_less_free" if arm == PREVIOUS else f"{column}_less_banned"]
+            cells += [_interval(row[f"{column}_ratio"], 2), _interval(less_of, 0)]
+            cells += [f"{row[column]} ({row[f'{column}_p']:.3f})"]
+        costs.append([f"`{arm}`" + ", against free" * (arm == PREVIOUS), *cells])
+        values, middle = by_seed(runs, arm, "share"), float(row["middle"])
+        below = f"{(values < middle).sum()} of {len(values)}"
+        p = "" if np.isnan(row["share_p"]) else f"{row['share_p']:.3f}"
+        shares.append([f"`{arm}`", _interval(row["share"], 2), below, str(row["stays"]), p])
+    names = ("ratio", "less banned, steps", "cheaper (p)")
+    cost = markdown_table(["arm", *(f"by {by}: {name}" for by in ("the loss", "both") for name in names)], costs)
+    header = ["arm", "share (95 %)", f"below the middle, {middle:.2f}", "stays", "below free, p"]
+    return "\n".join([*cost, *markdown_table(header, shares)[:-1]])
+
+
+def other_readings(runs: pd.DataFrame) -> list[str]:
+    """Return what other tests of the same runs give, none of them in the schedule: without Holm, and paired t tests."""
+    lines = []
+    for arm in (*map(window_arm, WINDOWS), BONUS, PREVIOUS):
+        other = FREE if arm == PREVIOUS else BANNED
+        for column in CRITERIA:
+            steps = [by_seed(runs, name, column) for name in (arm, other)]
+            paired = scipy.stats.ttest_rel(*steps, alternative="less").pvalue
+            first, p = int((steps[0] < steps[1]).sum()), less(runs, arm, other, column)
+            found = f"in {first} of {len(steps[0])} seeds; p = {p:.4f} without Holm, {paired:.2g} by a paired t test"
+            lines.append(f"{arm} before {other}, {column}: {found}")
+    return lines
 
 
 def answers(trained: pd.DataFrame) -> str:
@@ -235,12 +281,12 @@ def answers(trained: pd.DataFrame) -> str:
     table = verdicts(runs)
     seeds = sorted(runs["seed"].unique().tolist())
     steps = runs.assign(f=runs["formed_both"].fillna(runs["last_step"])).pivot(index="seed", columns="arm", values="f")
-    lines = [f"seeds {seeds}; steps of formation by both criteria:", steps.to_string(), *page_rows(table)]
+    lines = [f"seeds {seeds}; steps of formation by both criteria:", steps.to_string(), page_tables(runs)]
     for row in table.to_dict(orient="records"):
         less_of = {name: _interval(row[f"formed_loss_less_{name}"], 0) for name in ("free", "banned")}
         lines.append(f"{row['arm']}, by the loss: less free {less_of['free']}, less banned {less_of['banned']}")
     said = table.set_index("arm").loc[BONUS, "FP"]
-    return "\n".join([*lines, f"FP's sentence, of the bonus: {said}"])
+    return "\n".join([*lines, *other_readings(runs), f"FP's sentence, of the bonus: {said}"])
 
 
 def _interval(found: dict[str, float], digits: int) -> str:
@@ -276,12 +322,9 @@ def main(
     figure: Path = Path("docs/images/steering_windows.png"),
     seeds: Annotated[int, typer.Option(help="Fewer than the schedule's five.")] = SEEDS,
 ) -> None:
-    """Train the arms seed by seed, write a row per run, print the answers and draw the figure."""
-    for done in range(1, seeds + 1) if folder is not None else ():
-        rows = rows_of(constrained_grid(folder, PRESET, arms=trained_arms(), seeds=done)).round(4)
-        with whole_file(output) as partial:
-            rows.to_csv(partial, index=False)
-        typer.echo(f"{done} of {seeds} seeds")
+    """Train the seeds that have no rows yet, write a row per run, print the answers and draw the figure."""
+    if folder is not None:
+        train_missing(folder, output, seeds)
     trained = pd.read_csv(output)
     typer.echo(answers(trained))
     draw(beside_stored(trained)).savefig(figure)

@@ -110,12 +110,15 @@ def windows(monkeypatch):
     return steering_windows
 
 
-def test_the_page_has_the_rows_of_the_windows(windows):
+def test_the_page_has_the_tables_of_the_windows(windows):
     page = (STORED.parent / "constrained.md").read_text(encoding="utf-8")
-    runs = windows.beside_stored(pd.read_csv(STORED / "steering_windows.csv"))
-    rows = windows.page_rows(windows.verdicts(runs))
-    assert len(rows) == 6
-    assert [row for row in rows if row not in page] == []
+    rows = pd.read_csv(STORED / "steering_windows.csv")
+    assert rows.groupby("arm", sort=False)["seed"].apply(list).to_dict() == {
+        arm.name: [0, 1, 2, 3, 4] for arm in windows.trained_arms()
+    }
+    tables = windows.page_tables(windows.beside_stored(rows)).split("\n\n")
+    assert [len(table.splitlines()) for table in tables] == [2 + 6, 2 + 6]
+    assert all(table in page for table in tables)
 
 
 def test_the_first_head_begins_as_a_previous_token_head_and_the_bonus_leaves_m_a_alone(windows):
@@ -194,3 +197,50 @@ def test_rows_of_trained_runs(steering, tmp_path, monkeypatch):
         assert run.mean_share_300 == pytest.approx(heads.loc[(run.arm, run.seed, 2), column].mean())
         assert (run.L0H0_share_0 < 1e-6) == (run.kind == "one head")
     assert set(tracks["step"]) == {0}
+
+
+@pytest.mark.slow
+def test_seeds_that_have_rows_are_not_trained_again(windows, tmp_path, monkeypatch):
+    output, preset = tmp_path / "rows.csv", replace(TINY, name="windows")
+    grid, trained = windows.constrained_grid, []
+
+    def noted(folder, preset, *, arms, seeds):
+        trained.extend(seeds)
+        return grid(folder, preset, arms=arms, seeds=seeds)
+
+    monkeypatch.setattr(windows, "constrained_grid", noted)
+    windows.train_missing(tmp_path / "runs", output, 2, preset)
+    whole = pd.read_csv(output)
+    arms = [arm.name for arm in windows.trained_arms()]
+    assert whole["arm"].tolist() == [arm for arm in arms for _ in range(2)]
+    assert whole["seed"].tolist() == [0, 1] * len(arms)
+    # Seed 1 loses a row: it is trained again, and the rows of seed 0 stay as they are, here with another share.
+    marked = whole.drop(index=3).assign(share=whole["share"].where(whole["seed"] == 1, 0.125))
+    marked.to_csv(output, index=False)
+    windows.train_missing(tmp_path / "again", output, 2, preset)
+    assert trained == [0, 1, 1]
+    again = pd.read_csv(output)
+    assert (again.loc[again["seed"] == 0, "share"] == 0.125).all()
+    pd.testing.assert_frame_equal(again[again["seed"] == 1], whole[whole["seed"] == 1])
+
+
+def test_what_the_page_says_of_the_windows(windows):
+    runs = windows.beside_stored(pd.read_csv(STORED / "steering_windows.csv"))
+    table = windows.verdicts(runs).set_index("arm")
+    names = [windows.window_arm(steps) for steps in windows.WINDOWS]
+    assert (table["formed"] == 5).all()
+    for column in windows.CRITERIA:
+        assert set(table.loc[[*names, windows.BONUS], column]) == {"cheaper"}
+        assert table.loc[windows.PREVIOUS, column] == "accelerates"
+        assert table.loc[names, f"{column}_p"].tolist() == pytest.approx([4 / 252] * 4)  # the least p
+    assert set(table.loc[names, "stays"]) == {"it does not stay"}
+    assert (table.loc[windows.BONUS, "stays"], table.loc[windows.BONUS, "FP"]) == ("it stays", "holds")
+    assert [found["mean"] for found in table.loc[names, "formed_loss_less_free"]] == [190, 235, 280, 330]
+    assert [found["mean"] for found in table.loc[names, "formed_loss_less_banned"]] == [-515, -470, -425, -375]
+    assert all(found["low"] > 1.3 for found in table.loc[names, "formed_loss_ratio"])
+    shares = {arm: windows.by_seed(runs, arm, "share").mean() for arm in (windows.FREE, windows.BANNED)}
+    assert [round(share, 2) for share in shares.values()] == [0.68, 0.02]
+    said = windows.other_readings(runs)
+    assert len(said) == 12
+    assert all("in 5 of 5 seeds; p = 0.0040 without Holm" in line for line in said)
+    assert all(float(line.split(", ")[-1].split()[0]) < 0.001 for line in said)

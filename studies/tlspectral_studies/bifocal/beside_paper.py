@@ -9,6 +9,7 @@ from tlspectral.tables import read_table
 from tlspectral_studies.bifocal.formal_languages import BioRotation, Dyck3, FormalLanguage, Modulo7
 from tlspectral_studies.bifocal.languages import REFERENCE
 from tlspectral_studies.common.markdown_table import markdown_table
+from tlspectral_studies.common.seed_intervals import means_and_differences
 
 TABLE_1 = {
     "dyck3": ("Dyck-3", 0.4293, 0.0008),
@@ -17,7 +18,7 @@ TABLE_1 = {
 }
 """BA's task, and its losses of the standard and the spectral model, by the name of the language here."""
 
-
+_LANGUAGES = {language.name: language for language in (Dyck3((4, 8)), BioRotation((100, 200)), Modulo7())}
 _LEARNED = 1 / 3
 
 
@@ -30,7 +31,7 @@ _WITHIN = 1.5  # largest ratio to BA's losses with which a setting counts as BA'
 
 
 def beside_paper(folder: Path) -> str:
-    """What `tlspectral study learn languages`, `equivalence`, `resonance` and `setting` wrote, beside what BA prints.
+    """What experiments of `tlspectral study learn` wrote, beside what BA prints.
 
     Args:
         folder: of their tables; those that are not there are left out.
@@ -44,6 +45,8 @@ def beside_paper(folder: Path) -> str:
         "resonance": excess,
         "setting_search": nearest_settings,
         "setting_comparison": arms_in_setting,
+        "setting_learned": standard_in_setting,
+        "setting_learned_runs": answers_in_setting,
     }
     paths = {name: folder / f"{name}.parquet" for name in made}
     found = [make(read_table(paths[name])) for name, make in made.items() if paths[name].exists()]
@@ -155,14 +158,12 @@ def arms_in_setting(table: pd.DataFrame) -> str:
     """Loss of every arm in the chosen setting, difference and ratio to `standard` with 95 % intervals, and the outcome.
 
     Args:
-        table: `setting_comparison` of `setting_experiment`. Tasks that `standard` does not learn are left out, because
-            their arms cannot be compared.
+        table: `setting_comparison` of `setting_experiment`, or `setting_learned` of `learned_experiment`. Tasks that
+            `standard` does not learn are left out, because their arms cannot be compared.
     """
-    languages = {language.name: language for language in (Dyck3((4, 8)), BioRotation((100, 200)), Modulo7())}
-    standard = table[table["arm"] == REFERENCE].set_index("language")["accuracy"]
-    rows = []
+    learned, rows = _learned(table), []
     for row in table.to_dict(orient="records"):
-        if not is_learned(languages[row["language"]], standard[row["language"]]):
+        if not learned[row["language"]]:
             continue
         cells = ["", "", "", "", ""]
         if row["arm"] != REFERENCE:
@@ -176,6 +177,46 @@ def arms_in_setting(table: pd.DataFrame) -> str:
         rows.append([TABLE_1[row["language"]][0], f"`{row['arm']}`", _loss(row["mean"], row["accuracy"]), *cells])
     header = ["task", "arm", "loss", "less `standard` (95 %)", "ratio (95 %)", "p (Holm)", "margin", "outcome"]
     return "\n".join(markdown_table(header, rows)[:-1])
+
+
+def standard_in_setting(table: pd.DataFrame) -> str:
+    """Losses of `standard` beside BA's, whether it learns each task, and the arms on the tasks that it learns.
+
+    Args:
+        table: `setting_learned` of `learned_experiment`.
+    """
+    learned, rows = _learned(table), []
+    for row in table.loc[table["arm"] == REFERENCE].to_dict(orient="records"):
+        (task, paper, _), chance = TABLE_1[row["language"]], _LANGUAGES[row["language"]].chance_accuracy
+        cells = [f"{paper}", _interval((row["mean"], row["low"], row["high"]), ".3f"), f"{row['mean'] / paper:.2f}"]
+        cells += [f"{row['accuracy']:.2f}", f"{chance:.2f}", "yes" if learned[row["language"]] else "no"]
+        rows.append([task, *cells])
+    header = ["task", "BA's loss", "`standard` (95 %)", "ratio", "answers right", "by chance", "learned"]
+    return "\n".join([*markdown_table(header, rows), arms_in_setting(table)])
+
+
+def answers_in_setting(runs: pd.DataFrame) -> str:
+    """Loss and accuracy of answers on fresh sequences, and their differences to `standard` on the same seeds.
+
+    Args:
+        runs: `setting_learned_runs` of `learned_experiment`. All tasks are shown.
+    """
+    cells: dict[tuple[str, str], list[str]] = {}
+    for measure in ("fresh_loss", "accuracy"):
+        table = means_and_differences(runs, ["language"], measure, reference=REFERENCE)
+        for row in table.to_dict(orient="records"):
+            ends = (row["difference"], row["difference_low"], row["difference_high"])
+            written = "" if row["arm"] == REFERENCE else _interval(ends, "+.3f")
+            cells.setdefault((row["language"], row["arm"]), []).extend([f"{row['mean']:.3f}", written])
+    rows = [[TABLE_1[language][0], f"`{arm}`", *found] for (language, arm), found in cells.items()]
+    header = ["task", "arm", "loss of answers", "less `standard` (95 %)", "answers right", "less `standard` (95 %)"]
+    return "\n".join(markdown_table(header, rows)[:-1])
+
+
+def _learned(table: pd.DataFrame) -> dict[str, bool]:
+    """Return for each language of a table of arms whether `standard` learns it."""
+    standard = table[table["arm"] == REFERENCE].set_index("language")["accuracy"]
+    return {str(name): is_learned(_LANGUAGES[str(name)], accuracy) for name, accuracy in standard.items()}
 
 
 def _loss(loss: float, accuracy: float) -> str:

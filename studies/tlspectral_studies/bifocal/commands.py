@@ -133,7 +133,7 @@ def evolution(
 def beside_paper(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the experiments on learnable RoPE.")],
 ) -> None:
-    """Print Table 1 of "Bifocal Attention" beside the tables of `learn languages`, `equivalence` and `resonance`.
+    """Print the losses of "Bifocal Attention" beside the tables of experiments on formal languages.
 
     Example: tlspectral study beside-paper docs/results/spectral
 
