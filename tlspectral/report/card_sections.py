@@ -253,7 +253,7 @@ def _kernel(name: str, rows: Rows) -> list[Section]:
     note = "Mean attention score before the softmax by offset (position of the key minus the query, in tokens)." + (
         " Dashed: predicted from the mean query and key, a fit that is close by construction." if predicted else ""
     )
-    text = f"largest mean score {best['score']:.3g} at offset {best['offset']}"
+    text = f"largest mean score {short_number(best['score'])} at offset {best['offset']}"
     body = f'<div class="kernels">{kernel_drawing(rows, name)}</div>'
     return [Section("By distance", note, body, text)]
 

@@ -38,8 +38,8 @@ def load_model(
             - a hub id or a short name of TransformerLens (`"gpt2-small"`); files missing from the cache are downloaded,
             - a folder: a checkpoint, a LoRA adapter, or a saved spectral model (`to_spectral`),
             - a `.gguf` file,
-            - a model object of transformers (also in 4 bits), a PeftModel with LoRA, or a model of nnsight or nnterp,
-              which is copied and stays as it is; a TransformerBridge or HookedTransformer is returned itself,
+            - a model object of transformers (also in 4 bits), a PeftModel with LoRA, or a model of nnsight (0.8 or
+              later) or nnterp, copied and left as it is; a TransformerBridge or HookedTransformer is returned itself,
             - in this package: `"tiny-rope"`, `"tiny-ape"`, `"tiny-rope-sym"`, `"tiny-rope-imag"`, `"tiny-ape-sym"`,
             - from other packages: `"smollm2-135m"`, `"gemma3-270m"`, `"minilm-l6"`.
         backend: `"bridge"` (default, `"auto"`) or `"hooked"` (TransformerLens 3 only).
