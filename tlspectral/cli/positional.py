@@ -160,8 +160,8 @@ def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
         f"{about['task']} on {about['model']}, swaps {about['swaps']} by {about['mode']}, "
         f"draws: {about['draws']}\n"
         f"answer: mean probability {short_number(answers['probability'])}, first of all tokens in "
-        f"{answers['first']:.2f} of the prompts; {answers['relative_probability']:.2f} among the choices (a random one: "
-        f"{answers['chance']:.2f})\n"
+        f"{answers['first']:.2f} of the prompts; {answers['relative_probability']:.2f} among the choices (a random "
+        f"one: {answers['chance']:.2f})\n"
         f"medians over heads: {'; '.join(medians)}{'' if answered else _WARNING}"
     )
 

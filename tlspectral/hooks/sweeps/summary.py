@@ -47,8 +47,8 @@ SUMMARIZE_SWEEP = Schema(
                          |              | Student's t over layers; else NaN.
             pvalue_floor | probability  | Smallest possible pvalue of a rank, 1 / n; else NaN.
             qvalue       | probability  | pvalue of correlations, corrected for their number (Benjamini-Hochberg).
-            n            | count        | Number of heads (or sets); for ranks, of ranked heads; for twins, of heads
-                         |              | with a small effect.
+            n            | count        | Number of measured heads or sets; for ranks, of those ranked; for twins, of
+                         |              | heads with a small effect.
             note         | text         | For sum, the data of its interval; for ranks, the head; for twins, the head
                          |              | with a small effect and its twin; else missing.
         """),
@@ -91,9 +91,7 @@ def summarize_sweep(
     different size; `random`, minus the effect of a random part (needs `control="random"`).
 
     Args:
-        sweep: a table of `ablation_sweep`, or a list of such tables of one model. Unmeasured heads are ignored. In a
-            sweep of sets (`heads="groups"` or a dict) a set is ranked in place of a head, with the largest detector
-            score of its heads. Sets have no correlations and no twins.
+        sweep: a table of `ablation_sweep`, or a list of them. Sets rank by the largest detector score of their heads.
         table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
         small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
             "language"; other tasks need it.
