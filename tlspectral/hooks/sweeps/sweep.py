@@ -17,7 +17,6 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
-from tlspectral.hooks.removed_off_target import keyword, refuse_off_target
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.at_position import effects_at_position
 from tlspectral.hooks.sweeps.controls import SETS, SetControl, other_heads, set_control
@@ -45,7 +44,7 @@ from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import MetricValue, Task
-from tlspectral.tasks.control_tests import CONTROL_COLUMNS, FEWEST_DRAWS
+from tlspectral.tasks.control_tests import CONTROL_COLUMNS
 from tlspectral.tasks.identity import content_digest, is_own_code, sequences_identity
 from tlspectral.tasks.metric_value import values_of_rows
 from tlspectral.tasks.task import task_of
@@ -85,17 +84,7 @@ ABLATION_SWEEP = Schema(
 )
 
 
-def _sweeps_to_join(call: str, tasks: list[str]) -> str:
-    """Return two lines of Python, as text for a message: a sweep for each task, and a table that joins the sweeps.
-
-    `call` is the call for one task, `tasks` are the tasks as texts.
-    """
-    others = ", ".join(f"{keyword(task)}=sweeps[{number}]" for number, task in enumerate(tasks[1:], 1))
-    return f"sweeps = [{call} for task in ({', '.join(tasks)})]\ntable = tls.tables.join(sweeps[0], {others})"
-
-
 @checked_settings
-@refuse_off_target(_sweeps_to_join, control="random", draws=FEWEST_DRAWS)
 def ablation_sweep(
     model: Any,
     part: Part | PartName,
