@@ -234,7 +234,7 @@ def _read(heads: Any) -> list[NamedHeads]:
     of_columns = isinstance(given, Mapping) and all(values(given.get(name)) is not None for name in _FIELDS)
     if of_columns or column_names(given) is not None:
         return _of_columns(given)
-    if _is_one(given):
+    if isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None:
         return [_one_head(given)]
     if are_columns(given):
         _refuse_columns(given)
@@ -246,13 +246,6 @@ def _read(heads: Any) -> list[NamedHeads]:
     if isinstance(given, list | tuple) and kind_of(given) == WHOLE_NUMBERS:
         _refuse(given)
     return [_one_head(head) for head in listed]
-
-
-def _is_one(given: Any) -> bool:
-    """Return True if a value is to be read as one head or one layer: text (not checked), a table row, or two whole
-    numbers.
-    """
-    return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
 def _one_head(given: Any) -> NamedHeads:

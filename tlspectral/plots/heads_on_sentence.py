@@ -226,7 +226,8 @@ def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], la
         if framed:
             entries.append((patch, f"{DETECTORS[kind].kind}: {n} of {len(shown.heads)}"))
     if largest and removal is not None:
-        entries.append((Patch(facecolor=RED, edgecolor=RED), f"the answer loses: a full bar is {_two_digits(largest)}"))
+        full = f"{largest:#.2g}".rstrip(".")
+        entries.append((Patch(facecolor=RED, edgecolor=RED), f"the answer loses: a full bar is {full}"))
         if float(removal.deltas.max()) > 0.02 * largest:
             entries.append((Patch(facecolor="white", edgecolor=RED), "the answer gains"))
     if shown.heads.duplicated(["layer", "kv_head"]).any():
@@ -259,11 +260,6 @@ def _answer(removal: Removal) -> str:
         f"nothing; mean over {removal.n_prompts} prompts"
         + ("." if error else f", fewer than the {FEWEST_PROMPTS} of a standard error.")
     )
-
-
-def _two_digits(value: float) -> str:
-    """Return a number as text with two significant digits, such as "0.30"."""
-    return f"{value:#.2g}".rstrip(".")
 
 
 def _plain(text: str) -> str:

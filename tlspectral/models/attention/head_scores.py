@@ -90,14 +90,11 @@ class Rotation(Castable):
         or a slice. Columns of the result are [real parts, imaginary parts].
         """
         real, imag = (index.to(x.device)[pairs] for index in (self.geometry.real_index, self.geometry.imag_index))
-        cos, sin = (self._per_head(table).to(x)[..., pairs] for table in (self.cos, direction * self.sin))
+        tables = (self.cos, direction * self.sin)
+        if self.cos.ndim == 3 and not self.geometry.per_head:  # [batch, rows, pairs]: alike for all heads
+            tables = tuple(table[:, None] for table in tables)
+        cos, sin = (table.to(x)[..., pairs] for table in tables)
         return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
-
-    def _per_head(self, table: Tensor) -> Tensor:
-        """Return `table`, cos or sin [batch, rows, pairs], with an axis of heads (length 1) added; tables with other
-        axes unchanged.
-        """
-        return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
 
 @dataclass(frozen=True)
@@ -282,11 +279,6 @@ def _heads_of(tensor: Tensor, heads: list[int]) -> Tensor:
     return tensor[:, :, heads]
 
 
-def _as_stored(weight: Tensor) -> Tensor:
-    """Return the weight unchanged."""
-    return weight
-
-
 @dataclass(frozen=True)
 class HeadScores:
     """Scores of some heads of a layer, computed from their queries and keys.
@@ -354,7 +346,7 @@ class HeadScores:
         if isinstance(layer, AttentionLayer):
             b_q, b_k = layer.b_q, layer.b_k
         else:
-            b_q, b_k = (folded_bias(*projection(layer, what, _as_stored), layer.norm) for what in ("q", "k"))
+            b_q, b_k = (folded_bias(*projection(layer, what, lambda weight: weight), layer.norm) for what in ("q", "k"))
         select = _heads_of if select is None else select
         queries, keys = layer.inputs("query", query), layer.inputs("key", key)
         kv_heads = keys_read(heads, len(b_q), len(b_k))
