@@ -93,20 +93,8 @@ def wall(
     if table is not None:
         require(table, ("layer", "head"), "analyze_heads", name="table of heads")
         require_same_model(table, shown.origin, "the wall")
-    return _drawn(shown, _framed(table))
-
-
-def _framed(heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
-    """Return a dict from (layer, head) to the detector that frames the head, such as "prev"; heads without a frame are
-    left out.
-
-    `heads` is a table with detector scores; None gives an empty dict.
-    """
-    if heads is None:
-        return {}
-    rows = zip(head_pairs(heads), heads.to_dict("records"), strict=True)
-    kinds = {pair: framed_kind(row) for pair, row in rows}
-    return {pair: kind for pair, kind in kinds.items() if kind}
+    rows = [] if table is None else zip(head_pairs(table), table.to_dict("records"), strict=True)
+    return _drawn(shown, {pair: kind for pair, row in rows if (kind := framed_kind(row))})
 
 
 def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:

@@ -17,7 +17,6 @@ from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.attribution.asked_positions import (
     AskedPosition,
-    AskedPositions,
     DistinctMean,
     asked_positions,
 )
@@ -152,7 +151,10 @@ def ov_attribution(
         sizes = frames[0]["contribution" if "contribution" in frames[0] else "norm"].abs()
         frame = frames[0].iloc[np.argsort(-sizes.to_numpy(), kind="stable")].reset_index(drop=True)
         if "position" in frame:
-            frame["token"] = _token_column(view, asked)[frame["position"]]
+            # A position whose token differs between prompts has no text.
+            ids = np.stack([place.tokens[0, : asked.places[0].query + 1].numpy() for place in asked.places])
+            texts = np.array([token_text(view, int(token)) for token in ids[0]], dtype=object)
+            frame["token"] = np.where((ids == ids[0]).all(0), texts, "")[frame["position"]]
         words = ["" if one is None else one.in_words(view) for one in along]
         attrs = {
             **asked.texts(view),
@@ -240,16 +242,6 @@ def _mean_notes(notes: list[dict[str, Any]], mean: DistinctMean) -> dict[str, An
     """
     values = {name: [note[name] for note in notes] for name in notes[0]}
     return {name: None if None in some else float(mean.mean(np.array(some))) for name, some in values.items()}
-
-
-def _token_column(view: AttentionView, asked: AskedPositions) -> np.ndarray:
-    """Return an array with the text of the token at each position up to the query; "" where the prompts differ.
-
-    `view` is the model with the tokenizer. All prompts have the query at one position.
-    """
-    ids = np.stack([place.tokens[0, : asked.places[0].query + 1].numpy() for place in asked.places])
-    texts = [token_text(view, int(token)) for token in ids[0]]
-    return np.where((ids == ids[0]).all(0), np.array(texts, dtype=object), "")
 
 
 def _require_together(
