@@ -62,6 +62,7 @@ from tlspectral.tasks.repeated import repeated_sequences
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results" / "error_rates.csv"
 PAGE = ROOT / "docs" / "results" / "error_rates.md"
+PLANTED = ROOT / "docs" / "results" / "sufficient" / "level.csv"
 LEVEL = 0.05
 TABLES = 1_000
 DRAWS = 200
@@ -338,6 +339,29 @@ def random_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.Gene
     yield row("control_p of four heads, random sets", likeness.name, size_of(shape), wrong)
 
 
+def random_groups(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`excess_p` of `cache_prices`, of a random quarter of the key/value groups: a few have most of the price."""
+    layers, groups = shape
+    wrong = []
+    for _ in range(tables):
+        prices = np.exp(3 * column(rng, 1, shape, likeness)[0])
+        chosen: dict[int, list[int]] = {}
+        for place in rng.choice(layers * groups, layers * groups // 4, replace=False):
+            chosen.setdefault(int(place) // groups, []).append(int(place) % groups)
+        own = sum(prices[layer, group] for layer in chosen for group in chosen[layer])
+        drawn = head_sets(dict.fromkeys(chosen, groups), chosen, 19, rng)
+        others = [sum(prices[layer, group] for layer, group in one) for one in drawn]
+        wrong.append((1 + np.sum(np.array(others) <= own)) / (1 + len(others)) <= LEVEL)
+    yield row("cache_prices, excess_p of a random quarter of the groups", likeness.name, size_of(shape), wrong)
+
+
+def planted_sets(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """P of `sufficient_heads`, from the file that `benchmarks/planted_sets.py level` writes; nothing is drawn here."""
+    pvalues = pd.read_csv(PLANTED)["p"]
+    name = "sufficient_heads, p of the set beside random sets"
+    yield row(name, "models in which no set carries the task", f"{len(pvalues)} models", pvalues.to_numpy() <= LEVEL)
+
+
 def detectors(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     """P of `detect_heads` for the heads of fresh models: eight a model, which share sequences."""
     found = [
@@ -467,7 +491,12 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
         found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
     found += [edges, random_parts]
     found += [partial(random_heads, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)]
-    return [*found, detectors, ratios, dictionaries, failing_pairs, curved]
+    found += [detectors, ratios, dictionaries, failing_pairs, curved]
+    return [
+        *found,
+        *(partial(random_groups, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)),
+        planted_sets,
+    ]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:

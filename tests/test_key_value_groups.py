@@ -251,6 +251,8 @@ def test_a_group_is_analyzed_from_files(tmp_path):
     )
     assert_equal(found, expected)
     assert found["name"].tolist() == ["L0H2", "L0H3"]
+    for table in (found, tls.k_composition(str(tmp_path)), tls.head_likeness(str(tmp_path), draws=0)):
+        assert table.attrs["heads_per_group"] == 2
 
 
 # --- without a model ---

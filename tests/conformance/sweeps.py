@@ -10,7 +10,7 @@ from described import assert_described
 import tlspectral as tls
 from tlspectral.heads import relative_position_kernel
 from tlspectral.hooks import parts
-from tlspectral.hooks.sweeps import sweep as sweep_module
+from tlspectral.hooks.sweeps import sweep_jobs
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import begins_whole, intact_run
 from tlspectral.models.running.passes import whole_logits
@@ -74,7 +74,7 @@ def a_sweep_at_a_position_is_one_of_whole_runs(row, part):
     probability = lambda logits, tokens, mask: logits.double().log_softmax(-1)[..., 5].mean(1)  # noqa: E731
     task = tls.Task(prompts, probability, predict=[9, -2, -1])
     removed = parts.LongRange(3) if part == "long_range" else part
-    asked_for, tables, own = [], [], sweep_module.continued_run
+    asked_for, tables, own = [], [], sweep_jobs.continued_run
 
     def noted(intact, first):
         asked_for.append(own(intact, first))
@@ -82,7 +82,7 @@ def a_sweep_at_a_position_is_one_of_whole_runs(row, part):
 
     for continued in (noted, lambda intact, first: None):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(sweep_module, "continued_run", continued)
+            patched.setattr(sweep_jobs, "continued_run", continued)
             tables.append(tls.ablation_sweep(row.model, removed, task=task, at=[[5, 9, 7, 12], -1]))
     for column in ("value", "delta", "score_rms"):
         # Measured in float32: 1e-7 at most over the zoo.

@@ -5,7 +5,8 @@ import torch
 import zoo
 
 from tlspectral.algebra.rotary import in_float64, per_pair, with_gain_and_phase
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
+from tlspectral.models.attention.head_scores import HeadScores
+from tlspectral.models.attention.score_side import Rotation, side
 from tlspectral.models.running.passes import run_until
 from tlspectral.models.stream.writes import head_writes, z_of
 

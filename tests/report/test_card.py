@@ -107,6 +107,13 @@ def test_every_table_given_is_a_section_and_no_other():
     assert evidence.sections((0, 0)) == []
 
 
+def test_rows_of_sets_are_left_out_of_a_card():
+    of_sets = sweep_of(layer=-1, head=-1)
+    card = tls.report.head_card(made_up_heads(), (0, 1), sweep=[sweep_of(layer=0, head=1), of_sets])
+    assert section(card, "Ablation").text.count("rope_phase") == 1
+    assert titles(tls.report.head_card(made_up_heads(), (0, 1), sweep=of_sets)) == ["Row"]
+
+
 def made_up_pairs():
     rows = [
         ("top", 0.96, 5, 2, " cat", "the", "start", "<s> of[the] big< cat> sat"),

@@ -118,6 +118,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCABULARY,
         "hidden_size_per_layer_input": 8,
     },
+    "gemma4_unified_text": {"layer_types": _MIXED, "global_head_dim": 24},  # 512 by default: scores of 208
     **{family: {"num_key_value_heads": HEADS} for family in ("glm4_moe_lite", "glm_moe_dsa", "youtu")},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gpt_neox": {"num_attention_heads": 3},  # d_head 16: a quarter is two pairs

@@ -24,7 +24,7 @@ import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models
 from tlspectral.hooks.parts import Band, Content, LongRange, Output, RopePhase
-from tlspectral.hooks.sweeps import sweep as sweep_module
+from tlspectral.hooks.sweeps import sweep_jobs
 from tlspectral.models.reading import attention_view
 from tlspectral.tables import read_table, shard
 from tlspectral.tables.resume_folder import ResumeFolder
@@ -44,7 +44,7 @@ FEW_DRAWS = {"null_draws": 3, "detectors": False}
 @pytest.fixture(autouse=True)
 def a_layer_is_a_job(monkeypatch):
     """Not several layers of these small sweeps, so that there is something to go on with."""
-    monkeypatch.setattr(sweep_module, "TOKENS_OF_JOB", 1)
+    monkeypatch.setattr(sweep_jobs, "TOKENS_OF_JOB", 1)
 
 
 @functools.cache

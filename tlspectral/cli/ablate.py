@@ -212,23 +212,18 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
         drawn = f"{sweep.attrs['draws']} {beside} a head"
         if of_sets:
             drawn = f"the other groups of each group's layer (up to {sweep['control_draws'].map(len).max()})"
+        floors = sweep["control_p_floor"]
+        least = "unknown: no draw was found"
+        if floors.notna().any():
+            least = " to ".join(dict.fromkeys(f"{floor:.2g}" for floor in (floors.min(), floors.max())))
         typer.echo(
             f"control: {drawn}; control_excess: |delta| less their mean |effect|; "
-            f"control_p: whether delta is one of theirs; the smallest possible is {_floors(sweep['control_p_floor'])}"
+            f"control_p: whether delta is one of theirs; the smallest possible is {least}"
         )
     shown = shown.sort_values("delta", ascending=bool(sweep.attrs["higher_is_better"]))[columns]
     if len(shown) > _LISTED:
         typer.echo(f"the {_LISTED} {what}s of {len(shown)} whose removal does the most harm:")
     typer.echo(printed(shown.head(_LISTED).dropna(axis=1, how="all"), 4))
-
-
-def _floors(floors: "pd.Series") -> str:
-    """Return the smallest p that the controls of a sweep allow as text, such as "0.05"; a range if it differs
-    between heads. `floors` has one value per row.
-    """
-    if floors.isna().all():
-        return "unknown: no draw was found"
-    return " to ".join(dict.fromkeys(f"{floor:.2g}" for floor in (floors.min(), floors.max())))
 
 
 def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":

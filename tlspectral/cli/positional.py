@@ -147,6 +147,8 @@ def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
     `heads` is a table of `positional_symbolic` by head, `by_list` the same by list of blocks, for the range of the
     medians.
     """
+    from tlspectral.tables.printed import short_number
+
     about, answers = heads.attrs, heads.attrs["answers"]
     of_lists = by_list.groupby("draw")[list(_SCORES)].median()
     medians = (
@@ -157,8 +159,9 @@ def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
     return (
         f"{about['task']} on {about['model']}, swaps {about['swaps']} by {about['mode']}, "
         f"draws: {about['draws']}\n"
-        f"answer: mean probability {answers['probability']:.3g}, first of all tokens in {answers['first']:.2f} of the "
-        f"prompts; {answers['relative_probability']:.2f} among the choices (a random one: {answers['chance']:.2f})\n"
+        f"answer: mean probability {short_number(answers['probability'])}, first of all tokens in "
+        f"{answers['first']:.2f} of the prompts; {answers['relative_probability']:.2f} among the choices (a random "
+        f"one: {answers['chance']:.2f})\n"
         f"medians over heads: {'; '.join(medians)}{'' if answered else _WARNING}"
     )
 

@@ -184,24 +184,15 @@ def _listed(value: Any) -> Any:
     return _REFUSED if known or not hasattr(value, "__iter__") or getattr(value, "shape", None) == () else value
 
 
-def _listed_objects(value: Any) -> Any:
-    """Return an object with entries as `_listed`; text is refused, because its letters are not the entries."""
-    return _REFUSED if isinstance(value, str) else _listed(value)
-
-
 def _path(value: Any) -> Any:
     """Return text and paths unchanged, otherwise `_REFUSED`."""
     return value if isinstance(value, str | os.PathLike) else _REFUSED
 
 
-def _nothing(value: Any) -> Any:
-    """Return None for None, otherwise `_REFUSED`, the mark of a value that this reader of settings does not take."""
-    return None if value is None else _REFUSED
-
-
 _READERS: dict[Any, Callable[[Any], Any]] = {
-    bool: _truth, int: _whole, float: _number, str: _text, list: _listed, tuple: _listed_objects, os.PathLike: _path,
-    type(None): _nothing,
+    bool: _truth, int: _whole, float: _number, str: _text, list: _listed, os.PathLike: _path,
+    tuple: lambda value: _REFUSED if isinstance(value, str) else _listed(value),
+    type(None): lambda value: None if value is None else _REFUSED,
 }  # fmt: skip
 _TEXTS: dict[Any, str] = {
     bool: "True or False", int: "a whole number", float: "a number", str: "text", list: "a list", tuple: "a list",

@@ -198,10 +198,14 @@ def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChange
         changed_columns, change = _largest([name for name in names if name in kinds], compared, len(first))
         changes |= {f"{family}_of": changed_columns, f"{family}_change": change}
         ranks[f"{family}_rank"] = pd.Series(np.abs(change)).rank(ascending=False, method="min")
+    # The better of the ranks of a head, then the other one.
+    last = len(first) + 1
+    ordered = np.sort(pd.DataFrame(ranks).fillna(last).to_numpy(), axis=1)
+    joint = pd.Series(ordered[:, 0] * (last + 1) + ordered[:, 1]).where(ordered[:, 0] < last).rank(method="min")
     summary = {
         "layer": first["layer"],
         "head": first["head"],
-        "change_rank": _joint_rank(pd.DataFrame(ranks)).astype("Int64"),
+        "change_rank": joint.astype("Int64"),
         **changes,
         **{name: rank.astype("Int64") for name, rank in ranks.items()},
     }
@@ -375,17 +379,6 @@ def _largest(
         sizes.append(np.where(counts, np.abs(difference), 0.0))
     best = np.argmax(sizes, axis=0)
     return [[None, *names][column] for column in best], np.stack(differences)[best, np.arange(count)]
-
-
-def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
-    """Return a Series with a rank for each head, 1 the best: by the better of its ranks in the columns of `ranks`, ties
-    by the worse.
-
-    `ranks` has a row per head. NaN for a head without a rank.
-    """
-    last = len(ranks) + 1
-    ordered = np.sort(ranks.fillna(last).to_numpy(), axis=1)
-    return pd.Series(ordered[:, 0] * (last + 1) + ordered[:, 1]).where(ordered[:, 0] < last).rank(method="min")
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:

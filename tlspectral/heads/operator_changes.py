@@ -117,7 +117,9 @@ def _layer_changes(
         for group_a, group_b in _groups(raw_a, raw_b):  # one group in float64 at a time
             factors = [_Factors.of_layer(fold_attention(group, index)) for group in (group_a, group_b)]
             qk.append(_squares(*factors))
-            biases.append(_bias_square(*factors) / qk[-1][0])
+            with_biases = ((_TOKENS, _BIAS), (_BIAS, _TOKENS), (_BIAS, _BIAS))
+            squares = [_all_squares(*(side.rows(*place) for side in factors))[2] for place in with_biases]
+            biases.append(torch.stack(squares).sum(0) / qk[-1][0])
         outside = _settings_that_differ(raw_a, raw_b)
     if bool((torch.cat(biases) > _ROUNDING**2).any()):
         outside.append("biases of queries and keys")
@@ -208,14 +210,6 @@ def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
     M_t is the operator of rotary pair t, M_rest the operator of the columns that do not rotate. Biases are left out.
     """
     return _all_squares(a.rows(_TOKENS, _TOKENS), b.rows(_TOKENS, _TOKENS))
-
-
-def _bias_square(a: _Factors, b: _Factors) -> Float64[Tensor, "heads"]:
-    """Return the squared norm, per head, of the difference (a less b) of the terms that biases of queries and keys add
-    to scores.
-    """
-    places = ((_TOKENS, _BIAS), (_BIAS, _TOKENS), (_BIAS, _BIAS))
-    return torch.stack([_all_squares(a.rows(*place), b.rows(*place))[2] for place in places]).sum(0)
 
 
 def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:

@@ -107,7 +107,10 @@ def measure_heads(
             columns["content_scale"] = np.full(layer.n_heads, layer.k_norm.measured_scale)
     own_keys = w_k[:: layer.n_heads // layer.n_kv_heads]
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, own_keys)
-    columns["position_share"] = _position_shares(w_q, w_k, directions)
+    columns["position_share"] = np.full(len(w_q), np.nan)
+    if directions is not None:  # ||P^T M P|| / ||M||, `pos_frac_M` of "Fingerprint, Not Blueprint"
+        inner = torch.linalg.matrix_norm((directions.T @ w_q) @ (directions.T @ w_k).mT)
+        columns["position_share"] = (inner / operator_norms(w_q, w_k)).numpy()
     return MeasuredHeads(
         index, columns, {"valid_up_to": layer.valid_up_to}, layer.effective_dimension, metrics.singular_values
     )
@@ -312,19 +315,3 @@ def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directi
     if view.raw(view.layers[0]).norm.kind == "LN":
         rows = rows - rows.mean(1, keepdim=True)
     return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T
-
-
-def _position_shares(
-    w_q: Float64[Tensor, "heads d_model d_head"],
-    w_k: Float64[Tensor, "heads d_model d_head"],
-    directions: Float64[Tensor, "d_model directions"] | None,
-) -> Float64[np.ndarray, "heads"]:
-    """Return ||P^T M P|| / ||M|| of each head, an array [heads]: the share of M = `w_q` `w_k`^T in the position
-    directions.
-
-    The columns of P are `directions`; None gives NaN. "Fingerprint, Not Blueprint" (FP) calls the share `pos_frac_M`.
-    """
-    if directions is None:
-        return np.full(len(w_q), np.nan)
-    inner = torch.linalg.matrix_norm((directions.T @ w_q) @ (directions.T @ w_k).mT)
-    return (inner / operator_norms(w_q, w_k)).numpy()

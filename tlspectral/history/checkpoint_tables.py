@@ -14,7 +14,7 @@ import torch
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
 from tlspectral.heads.composition import COMPOSITION, k_composition
-from tlspectral.heads.likeness import operator_sketch
+from tlspectral.heads.operator_sketch import operator_sketch
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import measured

@@ -17,7 +17,7 @@ from tlspectral.containers import are_columns
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, shown, warn_caller
 from tlspectral.errors.settings import checked_settings, pairs_in
 from tlspectral.heads.detectors.heads import require_max_se
-from tlspectral.heads.likeness import same_basis
+from tlspectral.heads.operator_sketch import same_basis
 from tlspectral.history.checkpoint_tables import (
     HEAD_HISTORY,
     HeadHistory,

@@ -12,7 +12,8 @@ from torch import Tensor
 from tlspectral.algebra.rotary import per_pair
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, keys_read
+from tlspectral.models.attention.head_scores import HeadScores
+from tlspectral.models.attention.score_side import Rotation, keys_read
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import Hook, holding
 from tlspectral.models.reading.layer import AttentionLayer, require_even_scale, softcapped

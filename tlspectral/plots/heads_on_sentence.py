@@ -93,20 +93,8 @@ def wall(
     if table is not None:
         require(table, ("layer", "head"), "analyze_heads", name="table of heads")
         require_same_model(table, shown.origin, "the wall")
-    return _drawn(shown, _framed(table))
-
-
-def _framed(heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
-    """Return a dict from (layer, head) to the detector that frames the head, such as "prev"; heads without a frame are
-    left out.
-
-    `heads` is a table with detector scores; None gives an empty dict.
-    """
-    if heads is None:
-        return {}
-    rows = zip(head_pairs(heads), heads.to_dict("records"), strict=True)
-    kinds = {pair: framed_kind(row) for pair, row in rows}
-    return {pair: kind for pair, kind in kinds.items() if kind}
+    rows = [] if table is None else zip(head_pairs(table), table.to_dict("records"), strict=True)
+    return _drawn(shown, {pair: kind for pair, row in rows if (kind := framed_kind(row))})
 
 
 def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:
@@ -226,7 +214,8 @@ def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], la
         if framed:
             entries.append((patch, f"{DETECTORS[kind].kind}: {n} of {len(shown.heads)}"))
     if largest and removal is not None:
-        entries.append((Patch(facecolor=RED, edgecolor=RED), f"the answer loses: a full bar is {_two_digits(largest)}"))
+        full = f"{largest:#.2g}".rstrip(".")
+        entries.append((Patch(facecolor=RED, edgecolor=RED), f"the answer loses: a full bar is {full}"))
         if float(removal.deltas.max()) > 0.02 * largest:
             entries.append((Patch(facecolor="white", edgecolor=RED), "the answer gains"))
     if shown.heads.duplicated(["layer", "kv_head"]).any():
@@ -259,11 +248,6 @@ def _answer(removal: Removal) -> str:
         f"nothing; mean over {removal.n_prompts} prompts"
         + ("." if error else f", fewer than the {FEWEST_PROMPTS} of a standard error.")
     )
-
-
-def _two_digits(value: float) -> str:
-    """Return a number as text with two significant digits, such as "0.30"."""
-    return f"{value:#.2g}".rstrip(".")
 
 
 def _plain(text: str) -> str:

@@ -85,7 +85,9 @@ def positional_symbolic_plane(
     points = score_points(shown)
     draw_heads(figure, axes, points, shown, scores)
     plane_axes(axes, points)
-    _write_what_decides(axes)
+    look: dict[str, Any] = {"fontsize": 9, "color": GREY, "zorder": 0, "gid": "what decides"}
+    axes.text(0.02, 0.9, "the content\ndecides", ha="left", va="top", **look)
+    axes.text(0.78, 0.02, "the position\ndecides", ha="right", va="bottom", **look)
     legend_below(figure, [circle_entry()], [_correlation(scores), "both near 1: neither decides", note], ax=ax)
     if len(named):
         names = list(map(head_name, named["layer"], named["head"]))
@@ -153,15 +155,6 @@ def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: boo
     if labels:
         axes.set(xlabel=POSITIONAL_AXIS, ylabel=SYMBOLIC_AXIS)
     dress(axes)
-
-
-def _write_what_decides(axes: Axes) -> None:
-    """Write the texts "the content decides" into `axes` at the upper end of the arc, and "the position decides" at its
-    right end.
-    """
-    look: dict[str, Any] = {"fontsize": 9, "color": GREY, "zorder": 0, "gid": "what decides"}
-    axes.text(0.02, 0.9, "the content\ndecides", ha="left", va="top", **look)
-    axes.text(0.78, 0.02, "the position\ndecides", ha="right", va="bottom", **look)
 
 
 def circle_entry() -> tuple[Line2D, str]:

@@ -21,6 +21,7 @@ from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, vi
 from tlspectral.report.page import Page, card_page
 from tlspectral.selection import Head, head_name, pair_in_table
 from tlspectral.tables.head_columns import column_title
+from tlspectral.tables.printed import short_number
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require, require_table
 
@@ -152,13 +153,14 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
     if pd.notna(row.get("D_head")):  # NaN where the eigenvalues are rounding
         of_draws = float((cloud.imag.abs().sum(1) / cloud.abs().sum(1)).mean())
         known = column_title("D_head")
-        ratio = f"{known} sum |Im λ| / sum |λ| {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
+        own, random = short_number(row["D_head"]), short_number(of_draws)
+        ratio = f"{known} sum |Im λ| / sum |λ| {own}, of {NULL_DRAWS} null draws {random}; "
     return Section(
         "Eigenvalues",
         f"Eigenvalues λ of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey).",
         eigenvalue_drawing(values, cloud.flatten().numpy(), name),
-        f"{len(values)} eigenvalues λ; {ratio}largest modulus {np.abs(values).max():.3g}, of null draws "
-        f"{float(cloud.abs().max()):.3g}",
+        f"{len(values)} eigenvalues λ; {ratio}largest modulus {short_number(np.abs(values).max())}, of null draws "
+        f"{short_number(float(cloud.abs().max()))}",
     )
 
 

@@ -137,13 +137,14 @@ def _checked(
     """Check a table of one kind against the head table, and return a list of ((layer, head), row), where row is a dict.
 
     `known` are the heads of the head table `heads`; `kind` and its `name`, such as "edges", describe the table. Rows
+    of sets of heads, which a sweep can have, are left out. Rows
     also contain entries of the table's `attrs`, such as the task. A row of edges belongs to the head that receives; an
     edge with an effect on a task belongs to all heads that it reaches. Raises ValueError for other heads or weights.
     """
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
-    rows = table.to_dict("records")
+    rows = (table if name != "sweep" else table.loc[table["head"] >= 0]).to_dict("records")
     from_attrs = {key: table.attrs[key] for key in _SAID if key in table.attrs and key not in table}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
     for pair in dict.fromkeys(pairs):
@@ -252,7 +253,7 @@ def _kernel(name: str, rows: Rows) -> list[Section]:
     note = "Mean attention score before the softmax by offset (position of the key minus the query, in tokens)." + (
         " Dashed: predicted from the mean query and key, a fit that is close by construction." if predicted else ""
     )
-    text = f"largest mean score {best['score']:.3g} at offset {best['offset']}"
+    text = f"largest mean score {short_number(best['score'])} at offset {best['offset']}"
     body = f'<div class="kernels">{kernel_drawing(rows, name)}</div>'
     return [Section("By distance", note, body, text)]
 

@@ -83,7 +83,7 @@ def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndar
     points = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places(cloud))
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places(values))
     label = f"{name}: {len(values)} eigenvalues in the complex plane over {len(cloud)} of null draws"
-    edge = f"{reach / 1.05:.3g}"
+    edge = short_number(reach / 1.05)
     return (
         f'<svg class="plane" viewBox="0 0 {_SIDE} {_SIDE}" role="img" aria-label="{escape(label)}">'
         f'<path class="axis" d="M0 {middle}H{_SIDE}M{middle} 0V{_SIDE}"/><path class="cloud" d="{points}"/>{dots}'
@@ -106,8 +106,8 @@ def phase_drawing(rows: Rows, name: str) -> str:
         im, re = (room * row[part] / highest for part in ("im_norm", "re_norm"))
         x, width = _LEFT + place * step, max(step - 1, 0.6)
         hover_text = (
-            f"pair {row['frequency']}: {short_number(row['wavelength'])} tokens; Im {row['im_norm']:.3g}, "
-            f"Re {row['re_norm']:.3g}"
+            f"pair {row['frequency']}: {short_number(row['wavelength'])} tokens; Im {short_number(row['im_norm'])}, "
+            f"Re {short_number(row['re_norm'])}"
         )
         bars.append(
             f'<g><title>{hover_text}</title><rect class="im" x="{x:.1f}" y="{base - im:.1f}" width="{width:.1f}" '

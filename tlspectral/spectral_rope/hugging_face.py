@@ -131,7 +131,8 @@ class SpectralPreTrained(Swapped):
         The folder also gets the name of the model they belong to or, if its weights have changed, these weights. Other
         arguments are ignored. Raises FileExistsError if the folder holds another model, OSError if the disk is full.
         """
-        save_with_base(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
+        trains = any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
+        save_with_base(self, save_directory, lambda: plain_object(self), trains_weights=trains)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load into this model, in place, a state dict of the whole model, or the spectral parameters that
@@ -155,10 +156,6 @@ class SpectralPreTrained(Swapped):
             advice = "; its weights are in the folder `base` beside it" if identity.get("stored") else ""
             raise RuntimeError(f"{error}{advice}") from error
         return loaded
-
-    def _trains_weights(self) -> bool:
-        """Return True if a weight of this model (not a spectral parameter) requires a gradient."""
-        return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """Enable gradient checkpointing on this model in place, with the arguments of its own method, and make the

@@ -79,7 +79,11 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
         raise ValueError(f"several columns are called {', '.join(twice)}: rename them so that all names differ")
     suffix = Path(path).suffix.lower()
     if suffix == ".csv":
-        _write_csv(df, Path(path))
+        has_labels, file = any(name is not None for name in df.index.names), Path(path)
+        described = (describe_columns(df), file.with_suffix(".columns.csv"), False)
+        for table, at, index in (described, (df, file, has_labels)):
+            with naming_file(at), whole_file(at) as partial:
+                table.to_csv(partial, index=index)
         return
     if suffix[1:2].isalpha() and suffix not in _PARQUET:  # the ".5" of a name such as qwen2.5 is not a format
         raise ValueError(
@@ -165,17 +169,6 @@ def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
                 "it values of one type (numbers, text or lists of them; astype(str) makes text), or leave it out"
             )
     return ValueError(f"parquet cannot store this table ({error}): give columns of numbers, text or lists of these")
-
-
-def _write_csv(df: pd.DataFrame, path: Path) -> None:
-    """Write the table `df` as CSV to `path`, such as heads.csv, and the meaning of its columns to heads.columns.csv in
-    the same folder.
-    """
-    docs = describe_columns(df)
-    has_labels = any(name is not None for name in df.index.names)
-    for table, file, index in ((docs, path.with_suffix(".columns.csv"), False), (df, path, has_labels)):
-        with naming_file(file), whole_file(file) as partial:
-            table.to_csv(partial, index=index)
 
 
 @contextmanager

@@ -55,11 +55,12 @@ def task_identity(task: Task) -> dict[str, Any]:
     Keys: prompts, metric, predict, attention, positions, counterfactual. Values are text, None or such a dict, for
     JSON.
     """
+    other = task.counterfactual
     return {
         "prompts": content_digest(task.prompts),
         "metric": _metric_identity(task, task.metric),
         **{name: _digest_or_none(getattr(task, name)) for name in ("predict", "attention", "positions")},
-        "counterfactual": _counterfactual_identity(task),
+        "counterfactual": task_identity(other) if isinstance(other, Task) else _digest_or_none(other),
     }
 
 
@@ -93,12 +94,6 @@ def _metric_identity(task: Task, metric: Any) -> str:
     """
     name = getattr(task.metric, "__name__", type(task.metric).__name__)
     return f"{content_digest(metric)[:_SHOWN]} {name}"
-
-
-def _counterfactual_identity(task: Task) -> Any:
-    """Return the `task_identity` of a counterfactual task, the digest of counterfactual prompts, or None."""
-    other = task.counterfactual
-    return task_identity(other) if isinstance(other, Task) else _digest_or_none(other)
 
 
 @dataclass

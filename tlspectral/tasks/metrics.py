@@ -185,7 +185,7 @@ def _answer_notes(
         ids = dict.fromkeys([*right, *other])
         row = prompts.tokens[index, : prompts.lengths[index]].tolist()
         end, *texts = (tokenizer.decode([one]) for one in (row[-1], *ids))
-        if _ends_in_space(tokenizer, row[-1]):
+        if str(tokenizer.convert_ids_to_tokens(row[-1])).endswith(_SPACES):
             for token, text in zip(ids, texts, strict=True):
                 together = tokenizer(tokenizer.decode([*row, token]), add_special_tokens=False, verbose=False).input_ids
                 spaced = str(tokenizer.convert_ids_to_tokens(token)).startswith(_SPACES)
@@ -212,11 +212,6 @@ def _answer_notes(
 
 
 _SPACES = (" ", "\u0120", "\u2581")  # a space in tokens: plain, in GPT-2, in SentencePiece
-
-
-def _ends_in_space(tokenizer: Any, token: int) -> bool:
-    """Return True if the text of a token id ends in a space, in the form that GPT-2 or SentencePiece writes it."""
-    return str(tokenizer.convert_ids_to_tokens(token)).endswith(_SPACES)
 
 
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:

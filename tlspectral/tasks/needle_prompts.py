@@ -30,7 +30,8 @@ def needle(model: Any, *, n_prompts: int = 16, length: int = 128, seed: int = 0)
     10.4
 
     Use it to find and to remove retrieval heads. A prompt is filler text with the needle "The secret word of NAME is
-    ANSWER." between two sentences, then the question. Its pair differs in the answer of the needle alone.
+    ANSWER." between two sentences, then the question. Its pair differs in the answer of the needle alone. The needle of
+    `tls.positional.NeedleTask` is another task: a line among lines, as blocks that swap.
 
     Args:
         model: a TransformerBridge or HookedTransformer, for its tokenizer.

@@ -325,8 +325,11 @@ def induction(
     Not established: that a head with an effect here is an induction head. Heads that feed induction have an effect too,
     and so do heads whose removal damages the model in general.
     """
+    if not (prompts is None or isinstance(prompts, Tensor)):
+        form = "give a tensor of token ids [sequences, 1 + 2 L], or None"
+        raise TypeError(f"{not_a(prompts, 'repeated sequences')}: {form}")
     return Task(
-        RepeatedSegments(_own_ids(prompts), n_sequences, segment_length, seed),
+        RepeatedSegments(None if prompts is None else prompts.clone(), n_sequences, segment_length, seed),
         next_token_loss,
         predict=lambda width: slice((width - 1) // 2 + 1, width - 1),
         higher_is_better=False,
@@ -378,15 +381,6 @@ def language(
         higher_is_better=False,
         name="language",
     )
-
-
-def _own_ids(prompts: Any) -> Tensor | None:
-    """Return a copy of a tensor of token ids, `prompts=` of the task "induction"; None for None. Raises TypeError for
-    anything else.
-    """
-    if prompts is None or isinstance(prompts, Tensor):
-        return None if prompts is None else prompts.clone()
-    raise TypeError(f"{not_a(prompts, 'repeated sequences')}: give a tensor of token ids [sequences, 1 + 2 L], or None")
 
 
 def _own(given: Any) -> Any:

@@ -276,7 +276,7 @@ def test_edges_that_do_not_exist_are_refused(planted, edges, words):
         (
             8,
             lambda logits, tokens, mask: logits[:, 0, 0] * 0,
-            "The gap is 0 on every pair: give pairs whose two prompts ",
+            "The gap is 0.000 on every pair: give pairs whose two prompts ",
         ),
     ],
 )

@@ -15,6 +15,7 @@ import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead
 from tlspectral.hooks import ablation_sweep
 from tlspectral.hooks.parts import LongRange, Output
+from tlspectral.hooks.sweeps import sweep_jobs
 from tlspectral.hooks.sweeps.controls import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction
@@ -73,8 +74,8 @@ def test_a_sweep_says_which_heads_its_sets_are():
 def test_a_part_is_compared_with_random_parts(part, monkeypatch):
     """The larger of effect and random parts decides, whatever the number of draws; five are as before."""
     model, kept = shared("bridge", "llama"), []
-    real = sweep_module.layer_effects
-    monkeypatch.setattr(sweep_module, "layer_effects", lambda *a: [kept.append(one) or one for one in real(*a)])
+    real = sweep_jobs.layer_effects
+    monkeypatch.setattr(sweep_jobs, "layer_effects", lambda *a: [kept.append(one) or one for one in real(*a)])
     tables = {draws: sweep(model, part, task=drawn(), draws=draws) for draws in (None, 1, 19)}
     for draws, table in tables.items():
         effects, kept = kept[:2], kept[2:]

@@ -12,7 +12,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks import parts
-from tlspectral.hooks.sweeps import sweep as sweep_module
+from tlspectral.hooks.sweeps import sweep_jobs
 from tlspectral.models.reading import attention_view
 
 CLEAN, OTHER = prompt_pairs(4, 12, seed=3, at=4)
@@ -188,7 +188,7 @@ def jobs_in(folder):
 
 @pytest.fixture
 def jobs_of_two_layers(monkeypatch):
-    monkeypatch.setattr(sweep_module, "TOKENS_OF_JOB", 2 * 4 * CLEAN.numel())
+    monkeypatch.setattr(sweep_jobs, "TOKENS_OF_JOB", 2 * 4 * CLEAN.numel())
 
 
 @pytest.mark.usefixtures("jobs_of_two_layers")
@@ -196,7 +196,7 @@ def test_a_stopped_sweep_goes_on_behind_its_last_job(tmp_path, monkeypatch):
     model, folder = shared("bridge", "gemma2"), tmp_path / "work"
     whole = swept(model, "output", folder=tmp_path / "whole")
     assert jobs_in(tmp_path / "whole") == ["output_L000-001", "output_L002-003"]
-    real = sweep_module._table
+    real = sweep_jobs._table
 
     def stopped(part, sequences, draws, seed, by_layer, prepared):
         if min(by_layer) == 2:
@@ -204,12 +204,12 @@ def test_a_stopped_sweep_goes_on_behind_its_last_job(tmp_path, monkeypatch):
         return real(part, sequences, draws, seed, by_layer, prepared)
 
     with monkeypatch.context() as patched:
-        patched.setattr(sweep_module, "_table", stopped)
+        patched.setattr(sweep_jobs, "_table", stopped)
         with pytest.raises(KeyboardInterrupt, match="8 of 16 heads are in"):
             swept(model, "output", folder=folder)
     assert jobs_in(folder) == ["output_L000-001"]
     made = []
-    monkeypatch.setattr(sweep_module, "_table", lambda *given: made.append([*given[4]]) or real(*given))
+    monkeypatch.setattr(sweep_jobs, "_table", lambda *given: made.append([*given[4]]) or real(*given))
     pd.testing.assert_frame_equal(swept(model, "output", folder=folder), whole, check_exact=True)
     assert made == [[2, 3]]
 

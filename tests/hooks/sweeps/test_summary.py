@@ -202,6 +202,25 @@ def test_several_parts_are_summarised_one_by_one():
     pd.testing.assert_frame_equal(joined[keep], apart[keep])
 
 
+def test_sets_are_ranked_by_the_best_of_their_heads():
+    _, heads, _ = made()
+    sweep = pd.DataFrame({"layer": -1, "head": -1, "name": ["harmful", "twenty", "rest"], "part": "symmetric",
+                          "delta": [2.0, 0.5, -0.001], "delta_se": 0.001, "score_rms": np.nan})  # fmt: skip
+    sets = {"harmful": ["L3H2", "L0H0"], "twenty": ["L3H4", "L0H1"], "rest": ["L1H0"]}  # L3H4 has the largest prev
+    sweep.attrs = {"task": "induction", "higher_is_better": False, "sets": sets}
+    summary = summarize_sweep(sweep, heads.sample(frac=1, random_state=0))
+    assert set(summary["statement"]) == {"sum", "share_small", "detector_rank", "effect_rank"}
+    assert statement(summary, "sum")["value"] == pytest.approx(2.499)
+    worst, nearest = (statement(summary, name, column="prev") for name in ("detector_rank", "effect_rank"))
+    assert (worst["value"], worst["note"], worst["pvalue"], worst["n"]) == (2, "harmful", pytest.approx(2 / 3), 3)
+    assert (nearest["value"], nearest["note"]) == (2, "twenty")
+    assert statement(summary, "detector_rank", column="dup")["value"] == 1  # L3H2, head 17
+    with pytest.raises(ValueError, match="a set is in the sweep twice"):
+        summarize_sweep(pd.concat([sweep, sweep]), heads)
+    with pytest.raises(ValueError, match="the head table lacks L3H4 of the sweep"):
+        summarize_sweep(sweep, heads.drop(index=19))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -18,6 +18,7 @@ from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Antisymmetric, LongRange, Mode, Output, QueryKeyPart, Symmetric
 from tlspectral.hooks.parts.removal import root_mean_square
+from tlspectral.hooks.sweeps import sweep_jobs
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import intact_run, logits_at
 from tlspectral.tasks import evaluate, induction, induction_loss
@@ -304,7 +305,7 @@ def test_a_model_is_sent_to_a_worker_after_a_cached_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=[zoo.needs_hooked, pytest.mark.full])])
 def test_workers_give_the_same_table(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep_module, "TOKENS_OF_JOB", 1)  # a job of each layer
+    monkeypatch.setattr(sweep_jobs, "TOKENS_OF_JOB", 1)  # a job of each layer
     model, tokens = shared(backend, "llama"), drawn()
     with ablate(model, [(0, 1)], "output"):  # the model travels with the hooks that are on it
         expected = sweep(model, "symmetric", task=induction(tokens))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.hooks.parts import Antisymmetric, Band, RopePhase, Symmetric
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
+from tlspectral.models.attention.head_scores import HeadScores
+from tlspectral.models.attention.score_side import Rotation, side
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.norms import Normalization, QueryKeyNorm
 

@@ -7,7 +7,8 @@ from spectral_zoo import move
 
 import tlspectral as tls
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, rotation_tables
+from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
+from tlspectral.models.attention.score_side import Rotation
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.passes import capture_until
 from tlspectral.models.stream.writes import layer_reads

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tlspectral.models.attention.tolerances import NOISE, nearest_bound, noise_of, require_close
+from tlspectral.tables.printed import short_number
 
 
 class Refused(Exception):
@@ -25,7 +26,8 @@ def test_what_is_allowed_passes_and_a_hair_more_is_refused(what, stored):
         with pytest.raises(Refused) as refused:
             require_close(beyond, size, stored, what, "it differs", "so", Refused)
         found, most = float(beyond[index]), float(allowed[index])
-        assert str(refused.value) == f"it differs by {found:.2e} (allowed {most:.2e}, largest {size[index]:.3g}); so"
+        largest = short_number(float(size[index]))
+        assert str(refused.value) == f"it differs by {found:.2e} (allowed {most:.2e}, largest {largest}); so"
 
 
 def test_16_bits_allow_more_and_nan_is_refused():

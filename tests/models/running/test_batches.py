@@ -15,7 +15,7 @@ from pair_prompts import prompt_pairs
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
-from tlspectral.hooks.sweeps import sweep as sweep_module
+from tlspectral.hooks.sweeps import sweep_jobs
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running import batches
@@ -205,7 +205,7 @@ def test_every_pass_counts_its_scores(what, batch_size):
 
 
 def test_the_batch_is_noted_and_tables_of_different_batches_are_one_measurement(batch_size, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep_module, "TOKENS_OF_JOB", 1)  # a job of each layer
+    monkeypatch.setattr(sweep_jobs, "TOKENS_OF_JOB", 1)  # a job of each layer
     model = zoo.shared("bridge", "llama")
     options = {"task": TASK, "heads": ["L0H1", "L1H2"], "folder": tmp_path}
     whole = tls.ablation_sweep(model, "output", **options)

@@ -8,7 +8,7 @@ from pair_prompts import prompt_pairs
 from transformers import DynamicCache
 
 import tlspectral as tls
-from tlspectral.hooks.sweeps import sweep as sweep_module
+from tlspectral.hooks.sweeps import sweep_jobs
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import continued_runs
 from tlspectral.models.running.continued_runs import continued_run, rows_at_once
@@ -30,7 +30,7 @@ def sweep(model, part="output", task=TASK, at=-1, **options):
 def whole(monkeypatch, *given, **named):
     """The same with all of each sequence run."""
     with monkeypatch.context() as patched:
-        patched.setattr(sweep_module, "continued_run", lambda intact, first: None)
+        patched.setattr(sweep_jobs, "continued_run", lambda intact, first: None)
         return sweep(*given, **named)
 
 

@@ -270,7 +270,9 @@ def measured_detectors(
     attrs: dict[str, Any] = {"batch": sequences_at_once(view, tokens.shape[1])}
     if length is None:
         patterns: dict[str, Any] = {
-            name: detector.pattern if view.causal or detector.in_encoders else _no_key
+            name: detector.pattern
+            if view.causal or detector.in_encoders
+            else lambda tokens: torch.zeros(2 * [len(tokens)])
             for name, detector in DETECTORS.items()
         }
         patterns["self"] = "self"
@@ -335,11 +337,6 @@ def measured_detectors(
     attrs |= {key: value for key, value in view.source.items() if key == "user_hooks"} | sequences.noted
     attrs |= {} if sinks is None else sinks.noted
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
-
-
-def _no_key(tokens: Int[Tensor, "pos"]) -> Tensor:
-    """Return weights of 0 for all keys of a prompt, for a score that an encoder does not have."""
-    return torch.zeros(len(tokens), len(tokens))
 
 
 def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:

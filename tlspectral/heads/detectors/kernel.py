@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float64, Int
-from torch import Tensor
 
 from tlspectral.errors import earlier_calls, shown, warn_caller
 from tlspectral.errors.settings import checked_settings, whole_number
@@ -217,7 +216,13 @@ def _measured(
     chosen = heads_by_layer(view, heads)
     if not chosen:
         return [], [], {"n_reference": 0, "n_judged": 0}, []
-    packed = even_rows(_random_prompts(view)) if prompts is None else packed_prompts(view, prompts)
+    if prompts is None:
+        shape = (_KERNEL_SEQUENCES, min(_KERNEL_LENGTH, view.n_ctx))
+        tokens = torch.randint(0, view.d_vocab, shape, generator=torch.Generator().manual_seed(0))
+        tokens[:, 0] = view.start_token
+        packed = even_rows(tokens)
+    else:
+        packed = packed_prompts(view, prompts)
     back = _distances(offsets, packed.tokens.shape[1])
     distinct = distinct_rows([packed], [()] * len(packed.tokens))
     notes = equality_notes(distinct, "they give the means together or are judged on together, and means are over all")
@@ -320,13 +325,3 @@ def correlation(
     ):
         return float("nan")
     return float(np.corrcoef(scores, predictions)[0, 1])
-
-
-def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
-    """Return 48 sequences of the model's start token and 95 random ids, a tensor [48, 96], seed 0; fewer tokens in a
-    short context.
-    """
-    length = min(_KERNEL_LENGTH, view.n_ctx)
-    tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
-    tokens[:, 0] = view.start_token
-    return tokens

@@ -23,8 +23,9 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.errors import ScoreMismatch
 from tlspectral.heads.detectors.targets import Reduce
-from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables
+from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
 from tlspectral.models.attention.run_scores import visible_keys
+from tlspectral.models.attention.score_side import key_side
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import holding
 from tlspectral.models.hooking.strips import strip_of

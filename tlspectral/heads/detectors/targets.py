@@ -206,7 +206,7 @@ class Marks:
             # All keys of uniform attention are equally large: each counts with its share of the ties.
             scored = [*weights, (weights[-1] != 0).double()] if self.largest else weights
             sums.append(torch.stack([_score(marked, uniform) for marked in scored], dim=1))
-            n_queries.append(torch.stack([scored_queries(marked) for marked in scored]))
+            n_queries.append(torch.stack([(marked != 0).any(-1).sum(-1).double() for marked in scored]))
             marked = _marked(weights)
             n_kept += len(marked.weight)
             if n_kept <= MOST_KEPT or len(self.strips) == 1:
@@ -268,13 +268,6 @@ def _largest_on(
         hits = (tied & marked.to(attention.device)).sum(-1)
         total[prompt] = (hits.cpu().double() / tied.sum(-1).cpu()).sum(-1)
     return total
-
-
-def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
-    """Return, for each prompt, how many queries have at least one key with a weight other than 0 in `weights` [batch,
-    query, key].
-    """
-    return (weights != 0).any(-1).sum(-1).double()
 
 
 def _score(weights: Weights, attention: Float64[Tensor, "masks query key"]) -> Float64[Tensor, "masks batch"]:

@@ -6,7 +6,7 @@ with `tr M^2 = tr (W_K^T W_Q)^2` cost O(d_model d_head^2) per head; the norms of
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -79,8 +79,8 @@ def qk_penalty(
         chosen = dict.fromkeys(view.layers) if heads is None else heads_by_layer(view, heads)
         if not chosen:
             raise BadHead("heads= is empty: give at least one head, such as heads='L5H1', or heads=None for all")
-        shares = []
-        with _without_autocast(view.device):
+        shares, kind = [], view.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             for layer, indices in chosen.items():
                 factors = view.live_factors(layer, indices, folded=folded)
                 if name == "rope_phase" and factors.rotary is None:
@@ -98,16 +98,6 @@ def qk_penalty(
                 "no layer of the model has rotary positions, so no head has phase: give part='antisymmetric'"
             )
         return torch.cat(shares).mean()
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that switches mixed precision off on `device` until the `with` block ends.
-
-    With mixed precision the products would have three digits.
-    """
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def antisymmetric_squares(

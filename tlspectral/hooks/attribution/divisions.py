@@ -77,9 +77,10 @@ class DividedScore:
         have gives 0.
         """
         lost = torch.zeros(len(pairs), dtype=torch.float64)
-        indices = [self._indices(*pair) for pair in pairs]
-        known = [place for place, pair in enumerate(indices) if pair is not None]
-        removed = torch.tensor([indices[place] for place in known]).reshape(-1, 2)
+        of_query, of_key = self.names
+        known = [place for place, (one, other) in enumerate(pairs) if one in of_query and other in of_key]
+        ends = [(of_query.index(pairs[place][0]), of_key.index(pairs[place][1])) for place in known]
+        removed = torch.tensor(ends).reshape(-1, 2)
         # ALiBi does not depend on the streams: without it the score loses exactly its value.
         is_alibi = removed[:, 0] == len(self.names[0]) - 1
         streams = (self.query.written, self.key.written, self.run.residual[:2])
@@ -99,11 +100,6 @@ class DividedScore:
         measured = removed_key_terms(self.form, self.key.written, self.run.residual[:2], numbers)
         alibi = (self.row.alibi or 0.0) * (len(names) - 1 in numbers)
         return float(predicted), float(measured) + alibi
-
-    def _indices(self, at_query: str, at_key: str) -> tuple[int, int] | None:
-        """Return the indices in `names` of the terms `at_query` and `at_key`; None if the score lacks either term."""
-        known = at_query in self.names[0] and at_key in self.names[1]
-        return (self.names[0].index(at_query), self.names[1].index(at_key)) if known else None
 
 
 def divided_score(

@@ -17,7 +17,6 @@ from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.attribution.asked_positions import (
     AskedPosition,
-    AskedPositions,
     DistinctMean,
     asked_positions,
 )
@@ -149,9 +148,13 @@ def ov_attribution(
         if asked.several:
             frames = frames if by_key else [frame.drop(columns="position", errors="ignore") for frame in frames]
             frames = [_mean_rows(frames, mean)]
-        frame = _sorted(frames[0])
+        sizes = frames[0]["contribution" if "contribution" in frames[0] else "norm"].abs()
+        frame = frames[0].iloc[np.argsort(-sizes.to_numpy(), kind="stable")].reset_index(drop=True)
         if "position" in frame:
-            frame["token"] = _token_column(view, asked)[frame["position"]]
+            # A position whose token differs between prompts has no text.
+            ids = np.stack([place.tokens[0, : asked.places[0].query + 1].numpy() for place in asked.places])
+            texts = np.array([token_text(view, int(token)) for token in ids[0]], dtype=object)
+            frame["token"] = np.where((ids == ids[0]).all(0), texts, "")[frame["position"]]
         words = ["" if one is None else one.in_words(view) for one in along]
         attrs = {
             **asked.texts(view),
@@ -166,7 +169,11 @@ def ov_attribution(
             "gate_held": any(view.raw(layer).w_gate is not None for layer in chosen),
         }
         if dictionary is not None:
-            attrs = {"error_share": _error_share(frame), **dictionary.described()} | attrs
+            along_total = (
+                frame["contribution"] if "contribution" in frame else (frame["norm"] * frame["cosine"]).fillna(0.0)
+            )
+            share = float(along_total[frame["source"] == ERROR].sum() / along_total.sum())
+            attrs = {"error_share": share, **dictionary.described()} | attrs
         settings = {"by": by if dictionary is None else "feature"}
         origin = view.origin(range(max(chosen) + 1), processing=True)
         return Measurement(OV_ATTRIBUTION, settings, origin).table(frame, **attrs)
@@ -235,16 +242,6 @@ def _mean_notes(notes: list[dict[str, Any]], mean: DistinctMean) -> dict[str, An
     """
     values = {name: [note[name] for note in notes] for name in notes[0]}
     return {name: None if None in some else float(mean.mean(np.array(some))) for name, some in values.items()}
-
-
-def _token_column(view: AttentionView, asked: AskedPositions) -> np.ndarray:
-    """Return an array with the text of the token at each position up to the query; "" where the prompts differ.
-
-    `view` is the model with the tokenizer. All prompts have the query at one position.
-    """
-    ids = np.stack([place.tokens[0, : asked.places[0].query + 1].numpy() for place in asked.places])
-    texts = [token_text(view, int(token)) for token in ids[0]]
-    return np.where((ids == ids[0]).all(0), np.array(texts, dtype=object), "")
 
 
 def _require_together(
@@ -463,19 +460,3 @@ def _require_own_values(
         LOOK_FOR_HOOKS,
         ScoreMismatch,
     )
-
-
-def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a sorted copy of the table `frame`: by |contribution|, or by norm without a direction, largest first."""
-    size = frame["contribution" if "contribution" in frame else "norm"].abs()
-    return frame.iloc[np.argsort(-size.to_numpy(), kind="stable")].reset_index(drop=True)
-
-
-def _error_share(frame: pd.DataFrame) -> float:
-    """Return the sum of the rows of the error, divided by the sum of all rows of `frame`, the table by features.
-
-    The error is the part of the stream that a dictionary does not explain. Summed are contributions, or without a
-    direction the components along the head's whole write.
-    """
-    along = frame["contribution"] if "contribution" in frame else (frame["norm"] * frame["cosine"]).fillna(0.0)
-    return float(along[frame["source"] == ERROR].sum() / along.sum())

@@ -191,7 +191,7 @@ def directions_of(
         metric = given
     elif not isinstance(given, list | tuple) or len(given) != 2:
         pass
-    elif all(_is_answer(answer) for answer in given):
+    elif all(isinstance(answer, str) or whole_number(answer) is not None for answer in given):
         metric = LogitDifference(*given)
     elif all(isinstance(side, list | tuple) for side in given):
         if not isinstance(given, tuple) or not all(isinstance(side, list) for side in given):
@@ -256,11 +256,6 @@ def _direction_of_all(view: AttentionView, given: Any) -> Read | Vector:
 def _double(values: Tensor) -> Tensor:
     """Return a copy of a tensor without gradients, in float64 on the CPU."""
     return in_float64(values.detach()).cpu()
-
-
-def _is_answer(given: Any) -> bool:
-    """Return True if the value `given` can be an answer: text or a token id."""
-    return isinstance(given, str) or whole_number(given) is not None
 
 
 def _factor(view: AttentionView) -> float:

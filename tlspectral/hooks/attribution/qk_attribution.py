@@ -229,7 +229,8 @@ def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: 
         columns[name] = mean.over.mean(_attention_without(mean.divided, change))
     for name, values in columns.items():
         frame[name] = np.concatenate([values, np.full(len(frame) - len(pairs), np.nan)])
-    gone = [name for name in _order_of_terms(mean) if name in {pair[1] for pair in pairs}]
+    taken, in_order = {pair[1] for pair in pairs}, (name for one in mean.divided for name in one.names[1])
+    gone = [name for name in dict.fromkeys(in_order) if name in taken]
     joint = np.array([divided.without_key_terms(gone) for divided in mean.divided]).T
     attrs: dict[str, Any] = {"removed_key_sources": gone}
     for name, change in zip(("predicted", "measured"), joint, strict=True):
@@ -247,11 +248,6 @@ def _attention_without(
     """
     losses = zip(divided, change.T, strict=True)
     return np.stack([score.row.attention_without(torch.tensor(lost)).numpy() for score, lost in losses], axis=-1)
-
-
-def _order_of_terms(mean: _MeanScore) -> list[str]:
-    """Return the names of all terms of the key's streams in `mean`, without duplicates, in the order of the streams."""
-    return list(dict.fromkeys(name for divided in mean.divided for name in divided.names[1]))
 
 
 def _require_by(by: str, dictionary: Any, remove: int | None) -> None:

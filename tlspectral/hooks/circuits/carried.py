@@ -6,6 +6,7 @@ from jaxtyping import Float64
 
 from tlspectral.models.hooking.exclusive import naming_open_contexts
 from tlspectral.stats.ratio import ratio_interval, unseen_share
+from tlspectral.tables.printed import short_number
 from tlspectral.tasks.metric_value import row_sums, standard_error
 from tlspectral.tasks.task_sequences import TaskSequences
 
@@ -51,8 +52,9 @@ def require_gap(sequences: TaskSequences, whole: Values, none: Values, ends: tup
     elif gap_se == 0:
         reason = " on every pair: give pairs whose two prompts the model tells apart"
     else:
-        reason = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
+        reason = f" with standard error {short_number(gap_se)}: give more pairs, or others that the model tells apart"
+    values = [f"{short_number(mean)} {end}" for mean, end in zip((whole.mean(), none.mean()), ends, strict=True)]
     raise ValueError(
-        f"{sequences.name}: the value is {whole.mean():.3g} {ends[0]} and {none.mean():.3g} {ends[1]}, too close for a "
-        f"share of their gap. The gap is {gap:.2g}{reason}{naming_open_contexts()}"
+        f"{sequences.name}: the value is {' and '.join(values)}, too close for a share of their gap. The gap is "
+        f"{short_number(gap)}{reason}{naming_open_contexts()}"
     )

@@ -19,7 +19,6 @@ from tlspectral.hooks.circuits.carried import carried_interval, require_gap
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
-from tlspectral.hooks.removed_off_target import refuse_off_target
 from tlspectral.models.reading import measured
 from tlspectral.selection import counted, naming_nodes
 from tlspectral.tables.measurement import Measurement
@@ -58,16 +57,6 @@ FAITHFULNESS = Schema(
 )
 
 
-def _a_circuit_for_each(call: str, tasks: list[str]) -> str:
-    """Return two lines of Python that evaluate a circuit and the whole model on several tasks, as text for a message.
-
-    `call` is the text of a call with task=task, `tasks` are the tasks as texts of Python.
-    """
-    listed = ", ".join(tasks)
-    return f"values = [{call} for task in ({listed})]\nintact = [tls.evaluate(model, task) for task in ({listed})]"
-
-
-@refuse_off_target(_a_circuit_for_each)
 def run_circuit(model: Any, edges: Any, task: Task) -> MetricValue:
     """Evaluate a task when only the given edges carry the clean prompt and all others the counterfactual one.
 

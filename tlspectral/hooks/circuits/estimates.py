@@ -26,7 +26,6 @@ from tlspectral.hooks.circuits.query_key_estimates import (
     gradient_of_attention,
     taken_anew,
 )
-from tlspectral.hooks.edges.cut import ReceiverInput
 from tlspectral.hooks.edges.measuring import ReceiverLayer
 from tlspectral.hooks.edges.senders import READ_POINTS
 from tlspectral.models.hooking.placing import Hook, holding
@@ -133,7 +132,8 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
                     gradients = gradients if chosen is None else _at(chosen, gradients)
                     products = _products(graph, receivers, gradients, removed) / (n * len(steps))
                     of_pairs = products.unflatten(0, (len(embedding), -1))
-                    of_batch[:, :, receivers] -= _by_unit(of_pairs, place_of, len(of_units))
+                    zero = of_pairs.new_zeros(len(of_units), *of_pairs.shape[1:])
+                    of_batch[:, :, receivers] -= zero.index_add_(0, place_of, of_pairs)
                 for rows, attention, gradient in reading.of_patterns():
                     before = graph.n_before(graph.receivers[rows.start])
                     for place, mask in enumerate(masks):
@@ -177,14 +177,6 @@ def _products(
     return products * torch.as_tensor(graph.possible[receivers])
 
 
-def _by_unit(of_pairs: Float64[Tensor, "batch *shape"], place: Int[Tensor, "batch"], n: int) -> Tensor:
-    """Return the sum of values of pairs within each of n units (groups of pairs), as a tensor [n, *shape].
-
-    `of_pairs` are the values, `place` the number of the unit of each pair.
-    """
-    return of_pairs.new_zeros(n, *of_pairs.shape[1:]).index_add_(0, place, of_pairs)
-
-
 def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"], Int[Tensor, "pairs"]]:
     """Return the kind of the units ("pairs", "blocks" or "all") and the number of the unit of each pair.
 
@@ -195,7 +187,11 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
 
     def logits() -> Tensor:
         """Return the logits of all clean prompts."""
-        return torch.cat([*pairs.in_batches(partial(_plain_logits, pairs))])
+
+        def logits_of(batch: slice) -> Tensor:
+            return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()
+
+        return torch.cat([*pairs.in_batches(logits_of)])
 
     if not sequences.of_each_row(logits):
         return "all", torch.zeros(n, dtype=torch.int64)
@@ -204,15 +200,6 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
     if int(unit.max()) < most:
         return "pairs", unit
     return "blocks", unit % most
-
-
-def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Run the clean prompts of a batch of pairs, and return their logits in float32.
-
-    `batch` is a slice of pairs. Only the positions that the metric reads are returned.
-    """
-    sequences = pairs.sequences
-    return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()
 
 
 def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predicted d_vocab"]:
@@ -323,7 +310,12 @@ class _Reading:
         """Return the `fwd_hooks` list that sets the input of this run and fills `read`, `z` and `passed`."""
         view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
         every = enumerate(self.pairs.graph.receiver_inputs)
-        inputs = [(place, read) for place, (kind, read) in every if not self._is_anew(kind, read)]
+        # Of gated attention the gate is read as it is; other inputs of a kind in `anew` go into attention made again.
+        inputs = [
+            (place, read)
+            for place, (kind, read) in every
+            if kind not in self.anew or not isinstance(read.reads, LayerReads) or read.reads.point == "gate"
+        ]
         passing = dict.fromkeys(read.names[point] for _, read in inputs for point in read.streams)
         names = [view.hook_names(layer) for layer in layers]
         passing |= dict.fromkeys(own[point] for own in names for point in (*READ_POINTS, "value") if point in own)
@@ -333,13 +325,6 @@ class _Reading:
             *((read.point, partial(self._keep, self.read, place)) for place, read in inputs),
             *((own["z"], partial(self._keep, self.z, layer)) for layer, own in zip(layers, names, strict=True)),
         ]
-
-    def _is_anew(self, kind: Any, read: ReceiverInput) -> bool:
-        """Return True if the input `read` goes into attention that is computed again (a kind in `anew`).
-
-        The gate of gated attention does not. `kind` is (layer, input) of the receivers.
-        """
-        return kind in self.anew and isinstance(read.reads, LayerReads) and read.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
         """Return the embedding `x` minus `removed`, as a tensor that records gradients. `hook` is not used."""

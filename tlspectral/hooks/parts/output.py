@@ -90,7 +90,10 @@ class Output(Part):
                 "'resample' or 'counterfactual'"
             )
         if self.reference is not None and not isinstance(self.reference, _Reference):
-            object.__setattr__(self, "reference", _given(self.reference))
+            try:
+                object.__setattr__(self, "reference", given_prompts(self.reference))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"reference: {error}") from error
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -260,17 +263,6 @@ class _OfHeads:
     heads: list[int]
     z: Float[Tensor, "sequences pos heads d_head"]
     donors: Int[Tensor, "rows"] | None
-
-
-def _given(reference: Any) -> Any:
-    """Return a copy of the prompts that a user gave as `reference`: texts, token ids or a tensor, as they were given.
-
-    Raises ValueError if they are not prompts.
-    """
-    try:
-        return given_prompts(reference)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"reference: {error}") from error
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:

@@ -18,7 +18,7 @@ from tlspectral.errors import shown
 from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.circuits.carried import carried_interval, require_gap
 from tlspectral.hooks.sufficient.gate_training import STEPS, largest, trained_gates
-from tlspectral.hooks.sufficient.gated_runs import GatedRuns, Sets, gated_runs
+from tlspectral.hooks.sufficient.gated_runs import GatedRuns, gated_runs
 from tlspectral.hooks.sufficient.shared_pairs import folds_by_answer, require_apart, rows_of
 from tlspectral.hooks.sweeps.controls import SETS, sets_apart
 from tlspectral.models.reading import measured
@@ -141,7 +141,8 @@ def sufficient_heads(
             folder=folder,
             score=lambda: metric_value_of(view, fit).per_sequence,
         )
-        work.require_gaps()
+        for runs in (work.runs(0), work.judging):
+            require_gap(runs.sequences, runs.every.values, runs.none.values, ("with all heads", "with none"))
         gates = _Gates(measurement.made(work.fits(), description="gates", unit="fit"), prices, starts)
         cut = measurement.made(work.cut_jobs(gates), description="sets of all fits", unit="fold")
         effects = measurement.first(Job("effects", work.effects))
@@ -225,11 +226,6 @@ class _Work:
     def judging(self) -> GatedRuns:
         """The runs that judge sets: on the held pairs, or without them on the pairs of the task."""
         return self.runs(0 if self.judged is None else "held")
-
-    def require_gaps(self) -> None:
-        """Raise ValueError if all heads and no head give nearly the same value, on the task or on the held pairs."""
-        for runs in (self.runs(0), self.judging):
-            require_gap(runs.sequences, runs.every.values, runs.none.values, ("with all heads", "with none"))
 
     def cost(self) -> str:
         """Return a line on the number of passes, and on a CPU the seconds that they will take, roughly."""
@@ -318,7 +314,7 @@ class _Work:
             without = own.copy()
             without[head] = False
             rows.append(("leaves", self.n, int(head), without))
-        rows += [("fit", self.n, number, other) for number, other in enumerate(found.sets_of_fits)]
+        rows += [("fit", self.n, number, other) for number, other in enumerate(largest(found.gates.of_fold(0), self.n))]
         values = runs.values(np.stack([kept for *_, kept in rows]))
         whole = [("all", runs.every.values), ("none", runs.none.values)]
         return pd.DataFrame({
@@ -397,11 +393,6 @@ class _Found:
     def set_of(self, size: int) -> Bool[np.ndarray, "heads"]:
         """Return the set of a size as a mask over heads."""
         return largest(self.gates.of_fold(0)[self.best(size)], size)
-
-    @property
-    def sets_of_fits(self) -> Sets:
-        """The set of n heads of each fit."""
-        return largest(self.gates.of_fold(0), self.work.n)
 
     @property
     def selected(self) -> Float64[np.ndarray, "heads"]:

@@ -13,7 +13,8 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
-from tlspectral.hooks.sweeps.sweep import SEQUENCES, chosen_heads, intact_attrs, placed_parts, sweep_jobs
+from tlspectral.hooks.sweeps.sweep import SEQUENCES, chosen_heads, intact_attrs, placed_parts
+from tlspectral.hooks.sweeps.sweep_jobs import sweep_jobs
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.models.running.batches import TOKENS_OF_JOB

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -47,8 +47,8 @@ SUMMARIZE_SWEEP = Schema(
                          |              | Student's t over layers; else NaN.
             pvalue_floor | probability  | Smallest possible pvalue of a rank, 1 / n; else NaN.
             qvalue       | probability  | pvalue of correlations, corrected for their number (Benjamini-Hochberg).
-            n            | count        | Number of heads; for ranks, of ranked heads; for twins, of heads with a small
-                         |              | effect.
+            n            | count        | Number of measured heads or sets; for ranks, of those ranked; for twins, of
+                         |              | heads with a small effect.
             note         | text         | For sum, the data of its interval; for ranks, the head; for twins, the head
                          |              | with a small effect and its twin; else missing.
         """),
@@ -84,14 +84,14 @@ def summarize_sweep(
     * `detector_rank`: take the head whose ablation does the most harm; its rank by the detector score `prev`, `dup` or
       `ind` (1 is the largest) among all heads. `note` names the head.
     * `effect_rank`: take the head with the largest `prev`, `dup` or `ind`; its rank by harm among measured heads.
-    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac` or `prev` (20 heads).
+    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac`, `prev` (20 heads).
     * `twin`, with `likeness`: a head with a small effect and a twin (likeness above .5), which may stand in for it.
 
     `size_control` says how effects are scaled: `none`; `score_rms`, divided by the RMS removed, to compare parts of
     different size; `random`, minus the effect of a random part (needs `control="random"`).
 
     Args:
-        sweep: a table of `ablation_sweep`, or a list of such tables of one model. Unmeasured heads are ignored.
+        sweep: a table of `ablation_sweep`, or a list of them. Sets rank by the largest detector score of their heads.
         table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
         small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
             "language"; other tasks need it.
@@ -119,8 +119,9 @@ def summarize_sweep(
         (what_is_small, harm), parts = _scale(one_part.attrs, small), one_part["part"].unique()
         for part in parts:
             measured = one_part.loc[(one_part["part"] == part) & one_part["delta"].notna()].reset_index(drop=True)
-            rows += _part_rows(part, measured, table, one_part.attrs if len(parts) == 1 else {}, what_is_small, harm)
-            if likeness is not None:
+            measured, of_all = _named(part, measured, table, one_part.attrs.get("sets"))
+            rows += _part_rows(part, measured, of_all, one_part.attrs if len(parts) == 1 else {}, what_is_small, harm)
+            if likeness is not None and "sets" not in one_part.attrs:
                 rows += _twin_rows(part, measured, likeness, what_is_small)
     if not rows:
         raise ValueError("the sweep has no measured effect (column delta): give a table of tls.ablation_sweep")
@@ -130,12 +131,37 @@ def summarize_sweep(
     return SUMMARIZE_SWEEP.frame(summary, {MEANINGS: min(followed(one_part.attrs) for one_part in tables)})
 
 
+def _named(
+    part: str, measured: pd.DataFrame, table: pd.DataFrame, sets: Mapping[str, list[str]] | None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows `measured` of a sweep, and a table of all heads or sets, both with a column `name`.
+
+    `table` is the head table. `sets` has the names of the heads of each set, or is None in a sweep of heads. The table
+    of sets has for each detector the largest score of the heads of a set. Raises ValueError, which names the `part`,
+    for a head or set that is twice in the sweep, or of which the head table lacks a head.
+    """
+    heads = table.assign(name=list(map(head_name, table["layer"], table["head"])))
+    if sets is None:
+        measured = measured.assign(name=list(map(head_name, measured["layer"], measured["head"])))
+    if measured["name"].duplicated().any():
+        what = "head" if sets is None else "set"
+        raise ValueError(f"{part}: a {what} is in the sweep twice: give tables of different sweeps as a list")
+    known = {*heads["name"]}
+    for name in measured["name"] if sets is None else chain(*sets.values()):
+        if name not in known:
+            raise ValueError(f"the head table lacks {name} of the sweep: give the table of the whole model")
+    if sets is None:
+        return measured, heads
+    detectors = heads.set_index("name").reindex(columns=[name for name in DETECTORS if name in heads])
+    return measured, pd.DataFrame([{"name": name, **detectors.loc[of_set].max()} for name, of_set in sets.items()])
+
+
 def _twin_rows(part: str, measured: pd.DataFrame, likeness: pd.DataFrame, small: float) -> Iterator[dict[str, Any]]:
     """Yield a row of `twin`, as a dict, for each head with an effect below `small` and each of its twins.
 
     `part` is the name of the part, `measured` has its heads with an effect, `likeness` the pairs of `head_likeness`.
     """
-    names = list(map(head_name, measured["layer"], measured["head"]))
+    names = measured["name"].tolist()
     few = {name for name, effect in zip(names, measured["delta"], strict=True) if abs(effect) < small}
     twins = likeness.loc[likeness["qk"] > TWINS, ["a", "b", "qk"]].drop_duplicates()
     pairs = {(a, b): qk for a, b, qk in twins.itertuples(index=False)}
@@ -171,17 +197,11 @@ def _part_rows(
     """Yield the rows of the summary for one part, as dicts from column to value.
 
     Statements: `sum`, `share_small`, `detector_rank`, `effect_rank` and `rank_correlation`, for each size control.
-    `part` is the name of the part, `measured` has its heads with an effect, `heads` is the head table, `attrs` are the
-    attrs of the sweep. `small` is the bound of a small effect, `harm` 1 if a higher metric is worse, else -1. Raises
-    ValueError for a head that is twice in the sweep or not in the head table.
+    `part` is the name of the part, `measured` has its heads or sets with an effect, `heads` is the table of all heads
+    or sets, `attrs` are the attrs of the sweep. `small` is the bound of a small effect, `harm` 1 if a higher metric is
+    worse, else -1.
     """
-    if measured.duplicated(["layer", "head"]).any():
-        raise ValueError(f"{part}: a head is in the sweep twice: give tables of different sweeps as a list")
-    joined = measured.merge(heads, on=["layer", "head"], how="left", suffixes=("", "_of_heads"), indicator=True)
-    missing = np.flatnonzero(joined["_merge"] != "both")
-    if len(missing):
-        layer, head = joined.loc[missing[0], ["layer", "head"]]
-        raise ValueError(f"the head table lacks L{layer}H{head} of the sweep: give the table of the whole model")
+    joined = measured.merge(heads, on="name", how="left", suffixes=("", "_of_heads"))
     if joined.empty:
         return
     sums = attrs.get("sums_per_sequence") or {}
@@ -197,7 +217,8 @@ def _part_rows(
             yield start | {"statement": "share_small", "value": share, "low": low, "high": high, "n": len(size)}
         usable_heads = joined.iloc[np.flatnonzero(usable)]
         ranks = _ranks(usable_heads, heads, harm * effect[usable])
-        for statement in chain(ranks, _correlations(usable_heads, effect[usable])):
+        correlations = _correlations(usable_heads, effect[usable]) if "layer" in heads else ()
+        for statement in chain(ranks, correlations):
             yield start | statement
 
 
@@ -249,7 +270,7 @@ def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Itera
     head of `joined` (the effect, positive if worse).
     """
     most = int(harm.argmax())
-    names = list(map(head_name, joined["layer"], joined["head"]))
+    names = joined["name"].tolist()
     for name in DETECTORS:
         if name not in heads or joined[name].isna().all():
             continue

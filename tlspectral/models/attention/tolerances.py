@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tlspectral.models.hooking.deferred_checks import judged
 from tlspectral.models.hooking.exclusive import naming_open_contexts
+from tlspectral.tables.printed import short_number
 
 Quantity = Literal[
     "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream",
@@ -138,7 +139,7 @@ def nearest_bound(
     if not largest_difference <= allowed:
         compared = where if isinstance(where, str) else where[index]
         raise error(
-            f"{compared} by {largest_difference:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); "
+            f"{compared} by {largest_difference:.2e} (allowed {allowed:.2e}, largest {short_number(of_size)}); "
             f"{advice}{naming_open_contexts()}"
         )
     return largest_difference, allowed

@@ -24,6 +24,7 @@ from tlspectral.models.reading.bridge import shared_keys
 from tlspectral.models.reading.digests import recorded_weights
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import note_single_runs
+from tlspectral.selection import recorded_groups
 
 Matrices = Literal["query-key", "output", "positions"]
 """Which weights of a layer to read: queries and keys; values and output; or queries, keys and learned positions."""
@@ -119,6 +120,7 @@ class WeightFiles:
         self.n_layers = config.num_hidden_layers
         self._names = stacks[0]
         self._in_whole = wholes[0]  # parameters of the whole model, by layer and by name within it
+        self._group_sizes: dict[int, int] = {}  # heads per key/value group, of each layer that was read
 
     def __repr__(self) -> str:
         return f"WeightFiles({self.files.name}, {self.n_layers} layers)"
@@ -156,11 +158,13 @@ class WeightFiles:
     def heads_per_group(self, index: int) -> int:
         """Return the number of query heads that share the keys and values of layer `index`, as `AttentionView` does.
 
-        It reads the layer's weights, because configs name this number in many ways. Raises BadWeights or
+        It is read with the layer's weights, because configs name this number in many ways. Raises BadWeights or
         UnsupportedArchitecture if the layer cannot be read.
         """
-        with self.layer(index) as view:
-            return view.heads_per_group(0)
+        if index not in self._group_sizes:
+            with self.layer(index):
+                pass
+        return self._group_sizes[index]
 
     @property
     def source(self) -> dict[str, Any]:
@@ -174,12 +178,13 @@ class WeightFiles:
 
     def origin(self, layers: Iterable[int]) -> dict[str, Any]:
         """Return the origin of the weights for a table's `attrs`: a dict with the entries of `source` (`model`,
-        `revision`, ...) and hashes of `layers`.
+        `revision`, ...), hashes of `layers`, and their heads per key/value group.
 
         The hashes are `weights_sha256` and `weights_by_layer`, with `n_layers`. Skipped layers have no hash.
         """
         digests = {index: self.digest(index) for index in layers if index in self.layers}
-        return {**self.source, **recorded_weights(digests, self.n_layers)}
+        groups = recorded_groups({index: self.heads_per_group(index) for index in digests})
+        return {**self.source, **recorded_weights(digests, self.n_layers), **groups}
 
     @cached_property
     def unused(self) -> list[str]:
@@ -251,6 +256,7 @@ class WeightFiles:
         view = attention_view(bridge)
         try:
             yield view
+            self._group_sizes[index] = view.heads_per_group(0)
         finally:
             # The model has reference cycles, which are collected late: without this, layers pile up in memory.
             for root in (model, view.model):

@@ -38,8 +38,8 @@ def load_model(
             - a hub id or a short name of TransformerLens (`"gpt2-small"`); files missing from the cache are downloaded,
             - a folder: a checkpoint, a LoRA adapter, or a saved spectral model (`to_spectral`),
             - a `.gguf` file,
-            - a model object of transformers (also in 4 bits), a PeftModel with LoRA, or a model of nnsight or nnterp,
-              which is copied and stays as it is; a TransformerBridge or HookedTransformer is returned itself,
+            - a model object of transformers (also in 4 bits), a PeftModel with LoRA, or a model of nnsight (0.8 or
+              later) or nnterp, copied and left as it is; a TransformerBridge or HookedTransformer is returned itself,
             - in this package: `"tiny-rope"`, `"tiny-ape"`, `"tiny-rope-sym"`, `"tiny-rope-imag"`, `"tiny-ape-sym"`,
             - from other packages: `"smollm2-135m"`, `"gemma3-270m"`, `"minilm-l6"`.
         backend: `"bridge"` (default, `"auto"`) or `"hooked"` (TransformerLens 3 only).
@@ -77,7 +77,9 @@ def load_model(
         of_models = {"backend": chosen, "device": device, "dtype": dtype, "tokenizer": tokenizer}
         superfluous = [key for key, value in of_models.items() if value is not None]
         return opened_by_name(name, revision, checkpoint, superfluous)
-    float_type = None if dtype is None else _float_type(dtype)
+    float_type = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(float_type, torch.dtype) and float_type.is_floating_point):
+        raise ValueError(f"dtype={shown(dtype)} is not a floating-point type of torch: give one, such as 'float32'.")
     on_device = None if device is None else usable_device(device)
     if backend == "hooked":
         hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
@@ -105,16 +107,6 @@ def load_model(
     model = load_other(given, revision, checkpoint, **options)
     avoid_lost_cache(model)
     return model
-
-
-def _float_type(dtype: str | torch.dtype) -> torch.dtype:
-    """Return the torch type for `dtype`, a floating-point type or its name ("float32"). Raises ValueError for anything
-    else.
-    """
-    float_type = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(float_type, torch.dtype) or not float_type.is_floating_point:
-        raise ValueError(f"dtype={shown(dtype)} is not a floating-point type of torch: give one, such as 'float32'.")
-    return float_type
 
 
 def usable_device(device: str | torch.device) -> torch.device:

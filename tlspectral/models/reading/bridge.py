@@ -454,7 +454,8 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     inv_freq, limit = getattr(module, f"{prefix}inv_freq"), _switch_length(module, kind, layer_type if prefix else None)
     # Kinds that depend on the length overwrite inv_freq in a longer prompt and use the original for short ones:
     # LongRoPE in each run, dynamic NTK after a longer prompt.
-    if kind == "longrope" or (kind == "dynamic" and _longest_met(module, prefix) > module.original_max_seq_len):
+    longest = getattr(module, f"{prefix}max_seq_len_cached", getattr(module, "max_seq_len_cached", 0))
+    if kind == "longrope" or (kind == "dynamic" and int(longest) > module.original_max_seq_len):
         inv_freq = getattr(module, f"{prefix}original_inv_freq", inv_freq)
     known = Frequencies(inv_freq.detach().cpu().double(), float(getattr(module, f"{prefix}attention_scaling", 1.0)))
     n_positions = int(model.cfg.n_ctx) if limit is None else limit - 1  # dynamic NTK switches back under its limit
@@ -476,14 +477,6 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         valid_up_to=limit,
         mismatch=measured.mismatch,
     )
-
-
-def _longest_met(module: Any, prefix: str) -> int:
-    """Return the prompt length for which a rotary module with dynamic NTK has currently computed its frequencies.
-
-    prefix: prefix of the module's attribute names, "" if its layers have one type.
-    """
-    return int(getattr(module, f"{prefix}max_seq_len_cached", module.max_seq_len_cached))
 
 
 def _rotary_module(model: Any, wrapped: Any) -> Any:

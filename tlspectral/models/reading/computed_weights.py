@@ -85,7 +85,10 @@ def require_linear(model: Any) -> None:
 
     The message names the layer, how far it is off and the bound. The bridge runs once; later calls remember the result.
     """
-    layers = _layers_to_read(model)
+    roots = [block.attn for block in model.blocks if "attn" in block._modules]
+    roots += [model.unembed] if hasattr(model, "unembed") else []
+    read = {id(part) for root in roots for part in root.modules()}
+    layers = {path: layer for path, layer in packed_layers(model.original_model).items() if id(layer) in read}
     if any(layer not in _trials for layer in layers.values()):
         _try(model, layers)
     for path, layer in layers.items():
@@ -97,14 +100,6 @@ def require_linear(model: Any) -> None:
                 "W says what it computes. Quantise the weights alone (load_in_4bit of bitsandbytes, "
                 "Int8WeightOnlyConfig of torchao), or load the model unquantised"
             )
-
-
-def _layers_to_read(model: Any) -> dict[str, Any]:
-    """Return the packed layers of a bridge whose weights are read, a dict from name in the wrapped model to layer."""
-    roots = [block.attn for block in model.blocks if "attn" in block._modules]
-    roots += [model.unembed] if hasattr(model, "unembed") else []
-    wanted = {id(part) for root in roots for part in root.modules()}
-    return {path: layer for path, layer in packed_layers(model.original_model).items() if id(layer) in wanted}
 
 
 @torch.no_grad()

@@ -58,7 +58,12 @@ def frequencies_of_tables(
     frequencies are read from the tables. If neither produces the tables, the result has a `mismatch`.
     """
     positions = compared_positions(_LAST + 1)[: len(cos)]
-    resolution = _resolution(cos, sin)
+    exact = (
+        dtype
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        if all(torch.equal(table.to(dtype).to(table.dtype), table) for table in (cos, sin))
+    )
+    resolution = torch.finfo(next(exact, torch.float64)).eps
     cos, sin = (_one_column_per_pair(table.detach().cpu().double(), n_pairs) for table in (cos, sin))
     tried = [] if known is None else [known]
     if len(cos) > 1:
@@ -103,14 +108,6 @@ def _one_column_per_pair(table: Float64[Tensor, "rows columns"], n_pairs: int) -
     halves, neighbours = table.unflatten(1, (2, n_pairs)), table.unflatten(1, (n_pairs, 2)).mT
     of_pair = min((halves, neighbours), key=lambda columns: int((columns[:, 0] != columns[:, 1]).sum()))
     return of_pair[:, 0].where(of_pair[:, 0] == of_pair[:, 1], torch.nan)
-
-
-def _resolution(*tables: Tensor) -> float:
-    """Return the resolution (eps) of the narrowest type that holds all tables exactly; storage may be wider."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        if all(torch.equal(table.to(dtype).to(table.dtype), table) for table in tables):
-            return torch.finfo(dtype).eps
-    return torch.finfo(torch.float64).eps
 
 
 _compared: WeakKeyDictionary[Any, dict[str | None, tuple[Any, Frequencies]]] = WeakKeyDictionary()

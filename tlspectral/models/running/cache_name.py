@@ -5,7 +5,7 @@ read `past_key_values=`, those with recurrent states `cache_params=`, as earlier
 `cache=`: the cache stays empty, and later tokens attend to themselves alone. Two hooks per layer rename the argument.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -29,31 +29,19 @@ def cache_name_hooks(view: AttentionView) -> list[tuple[Callable[..., Any], Call
             module = getattr(block.module, place, None)
             wrapped = getattr(module, "original_component", None)
             if module is not None and wrapped is not None:
-                hooks.append((partial(module.register_forward_pre_hook, with_kwargs=True), partial(_as_read, name)))
-                if "cache" in _declared(wrapped):  # others are of earlier versions, or in the way of a bridge
+                before = partial(module.register_forward_pre_hook, with_kwargs=True)
+                hooks.append((before, partial(_renamed, "cache", name)))
+                # Others are of earlier versions, or in the way of a bridge.
+                if "cache" in signature(type(wrapped).forward).parameters:
                     before = partial(wrapped.register_forward_pre_hook, with_kwargs=True)
-                    hooks.append((before, partial(_as_called, name)))
+                    hooks.append((before, partial(_renamed, name, "cache")))
     return hooks
 
 
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def _as_read(name: str, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> _Arguments:
-    """Return the arguments of a module of TransformerLens, `cache` renamed to `name`. A forward pre-hook."""
-    return given, _renamed(named, "cache", name)
-
-
-def _as_called(name: str, wrapped: Any, given: tuple[Any, ...], named: dict[str, Any]) -> _Arguments:
-    """Return the arguments of a module of transformers, `name` renamed to `cache`. A forward pre-hook."""
-    return given, _renamed(named, name, "cache")
-
-
-def _declared(module: Any) -> Collection[str]:
-    """Return the names of the arguments that the `forward` of a module's class declares."""
-    return signature(type(module).forward).parameters
-
-
-def _renamed(named: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return keyword arguments with `old` renamed to `new`; unchanged if `old` is missing or None."""
-    return named if named.get(old) is None else {new if name == old else name: value for name, value in named.items()}
+def _renamed(
+    old: str, new: str, module: Any, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a module, the keyword `old` renamed to `new` unless it is None. A forward pre-hook."""
+    if named.get(old) is not None:
+        named = {new if name == old else name: value for name, value in named.items()}
+    return given, named

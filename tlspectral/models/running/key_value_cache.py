@@ -282,7 +282,8 @@ class HeldLayers:
             of_pass.append(float("nan"))
             return output
         write = expected if place == 0 else expected - self._outputs[place - 1][..., read, :]
-        off, size, whole = (_root_mean_square(values) for values in (output_stream - expected, write, expected))
+        compared = (output_stream - expected, write, expected)
+        off, size, whole = (float(values.float().square().mean().sqrt()) for values in compared)
         # A layer that writes little is rounded at the size of the stream to which it writes.
         of_pass.append(off / (size + torch.finfo(output_stream.dtype).eps / _tolerance(output_stream.dtype) * whole))
         return expected if isinstance(output, Tensor) else type(output)((expected, *output[1:]))
@@ -291,11 +292,6 @@ class HeldLayers:
 def _stream_of(output: Any) -> Tensor:
     """Return the residual stream from a layer's output, which is a tensor or a tuple with the stream first."""
     return output if isinstance(output, Tensor) else output[0]
-
-
-def _root_mean_square(values: Tensor) -> float:
-    """Return the root mean square of all values."""
-    return float(values.float().square().mean().sqrt())
 
 
 def _tolerance(dtype: torch.dtype) -> float:

@@ -1,4 +1,4 @@
-"""Read heads, layers, receivers and names of parts in every form in which users write them.
+"""Read heads and layers in every form in which users write them.
 
 Every function and command reads them here. Whether a model has a head is checked elsewhere, by `heads_by_layer` and
 `one_head`.
@@ -7,14 +7,15 @@ Every function and command reads them here. Whether a model has a head is checke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import pandas as pd
 
 from tlspectral.containers import are_columns, column_names, columns_of, is_array, named_fields, plain, values
-from tlspectral.errors import WHOLE_NUMBERS, BadHead, did_you_mean, kind_of, not_a, shown
-from tlspectral.errors.settings import checked_settings, whole_number
+from tlspectral.errors import WHOLE_NUMBERS, BadHead, kind_of, not_a, shown
+from tlspectral.errors.settings import whole_number
+from tlspectral.selection.node_names import NamedHeads, Receiver, head_name, naming_nodes
 
 Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative numbers count from the end."""
@@ -28,47 +29,17 @@ HEAD_FORMS = (
     'a head is "L5H1", "5.1", (5, 1) or a table row with layer and head; heads are one of these, "L5" for all of a '
     'layer, "L5KV1" for a key/value group, a list of heads, or a DataFrame with layer and head as columns or index'
 )
+
 HEADS_PER_GROUP = "heads_per_group"
 """Key in the `attrs` of tables: query heads per key/value group, a number, or a dict by layer if layers differ."""
+
 _FIELDS = ("layer", "head")
+
 _NAME = re.compile(r"L?(-?\d+)[H.](-?\d+)", re.IGNORECASE)
+
 _LAYER = re.compile(r"L(-?\d+)", re.IGNORECASE)
+
 _GROUP = re.compile(r"L?(-?\d+)KV(-?\d+)", re.IGNORECASE)
-_RECEIVER = re.compile(r"L?(-?\d+)(H|\.|KV)(-?\d+)\.([qkv])", re.IGNORECASE)
-_MLP = re.compile(r"L?(-?\d+)\.?MLP", re.IGNORECASE)
-
-
-def head_name(layer: int, head: int) -> str:
-    """Return the name of a head as in tables: L12H0."""
-    return f"L{layer}H{head}"
-
-
-def group_name(layer: int, group: int) -> str:
-    """Return the name of a key/value group: L12KV0."""
-    return f"L{layer}KV{group}"
-
-
-class NamedHeads(NamedTuple):
-    """The heads that one name stands for: a head, a key/value group, or all heads of a layer.
-
-    Numbers may be negative (counted from the end), because the model is not known.
-
-    Attributes:
-        layer: number of the layer.
-        head: number of the head; None for a group or layer.
-        group: number of the key/value group; None for a head or layer.
-    """
-
-    layer: int
-    head: int | None = None
-    group: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The name in messages: L5H1, L5KV1 or L5."""
-        if self.head is not None:
-            return head_name(self.layer, self.head)
-        return f"L{self.layer}" if self.group is None else group_name(self.layer, self.group)
 
 
 def recorded_groups(sizes: Mapping[int, int | None]) -> dict[str, Any]:
@@ -90,7 +61,7 @@ def named_head(head: Head) -> NamedHeads:
     """
     named = _one_head(head)
     if named.head is None and named.group is None:
-        _refuse(plain(head))
+        refuse_head(plain(head))
     return named
 
 
@@ -208,7 +179,7 @@ def _pairs_of(named: NamedHeads, table: pd.DataFrame, given: Any, of: str) -> li
 def _pair(named: NamedHeads) -> tuple[int, int]:
     """Return (layer, head) of one head. Raises BadHead for a group or a layer, whose heads are not known here."""
     if named.head is None:
-        _refuse(named.name)
+        refuse_head(named.name)
     return named.layer, named.head
 
 
@@ -234,25 +205,18 @@ def _read(heads: Any) -> list[NamedHeads]:
     of_columns = isinstance(given, Mapping) and all(values(given.get(name)) is not None for name in _FIELDS)
     if of_columns or column_names(given) is not None:
         return _of_columns(given)
-    if _is_one(given):
+    if isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None:
         return [_one_head(given)]
     if are_columns(given):
         _refuse_columns(given)
     listed = values(given)
     if listed is None:
-        _refuse(given)
+        refuse_head(given)
     if not isinstance(given, list | tuple):
         _refuse_array(given, listed)
     if isinstance(given, list | tuple) and kind_of(given) == WHOLE_NUMBERS:
-        _refuse(given)
+        refuse_head(given)
     return [_one_head(head) for head in listed]
-
-
-def _is_one(given: Any) -> bool:
-    """Return True if a value is to be read as one head or one layer: text (not checked), a table row, or two whole
-    numbers.
-    """
-    return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
 
 
 def _one_head(given: Any) -> NamedHeads:
@@ -268,14 +232,14 @@ def _one_head(given: Any) -> NamedHeads:
             return NamedHeads(int(match[1]))
         if (match := _GROUP.fullmatch(name)) is not None:
             return NamedHeads(int(match[1]), group=int(match[2]))
-        _refuse(head)
+        refuse_head(head)
     if (row := _row(head)) is not None:
         return row
     if (pair := _two_numbers(head)) is not None:
         return NamedHeads(*pair)
     if is_array(head) and (listed := values(head)) is not None:
         _refuse_array(head, listed)
-    _refuse(head)
+    refuse_head(head)
 
 
 def _two_numbers(given: Any) -> tuple[int, int] | None:
@@ -372,7 +336,7 @@ def _of_columns(given: Any) -> list[NamedHeads]:
     for row in rows:
         pair = _two_numbers(row)
         if pair is None:
-            _refuse(row)
+            refuse_head(row)
         pairs.append(pair)
     of_groups = "name" in names and any(head < 0 for _, head in pairs)
     row_names = columns_of(given, ["name"])[0] if of_groups else [None] * len(pairs)
@@ -448,191 +412,7 @@ def _refuse_array(given: Any, listed: list[Any]) -> None:
         )
 
 
-class Receiver(NamedTuple):
-    """The end of an edge: queries, keys or values of a head, an MLP, or the logits.
-
-    Attributes:
-        layer: for the logits the number of layers, or -1 if the model is not known.
-        head: number of the query head, or of the key/value head if `shared`; -1 for an MLP and the logits.
-        input: "q", "k", "v", "mlp" or "logits".
-        shared: True for keys or values that several heads share.
-    """
-
-    layer: int
-    head: int
-    input: Any
-    shared: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name in tables: L18H6.q, L18KV2.k (shared by heads), L3MLP or logits."""
-        if self.input in ("mlp", "logits"):
-            return f"L{self.layer}MLP" if self.input == "mlp" else "logits"
-        return f"L{self.layer}{'KV' if self.shared else 'H'}{self.head}.{self.input}"
-
-
-Receivers = Any
-"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list of these, a frame with a column `receiver`, or
-`{"k": heads}` with `Heads` in any form, for the keys of these heads; also `"q"` and `"v"`."""
-
-
-@checked_settings
-def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
-    """Return names of the queries, keys or values of heads, for `into=` of `tls.ablate` and for `tls.edge_effects`.
-
-    >>> import tlspectral as tls
-    >>> tls.hooks.receivers(["L1H0", (1, 2)], "k")
-    ['L1H0.k', 'L1H2.k']
-
-    Args:
-        heads: "L5H1", (5, 1), a table row, a list of heads, or a DataFrame with `layer` and `head`. "L5KV1" gives the
-            keys or values of the group. "L5" is refused, because the number of heads is not known without a model.
-        input: "q" (queries), "k" (keys) or "v" (values).
-
-    Returns:
-        List with a name per head in the given order, such as "L1H0.k". If heads share keys or values, a function with a
-            model reads this name as the shared receiver, "L1KV0.k".
-
-    Raises:
-        BadHead: heads in none of these forms, all heads of a layer, or the queries of a group. Whether a model has the
-            heads is not checked here.
-        ValueError: another input.
-    """
-    if input not in ("q", "k", "v"):
-        raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {shown(input)}")
-    named = named_heads(heads)
-    for one in named:
-        if one.head is None and (one.group is None or input == "q"):
-            _refuse(one.name)
-    return [f"{one.name}.{input}" for one in named]
-
-
-def read_receivers(given: Receivers) -> list[Receiver]:
-    """Return a list of `Receiver`s (inputs of heads, MLPs, the logits) in the given order, without duplicates.
-
-    `given`: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list of these, or a frame with a column `receiver`. Raises
-    BadHead for anything else.
-    """
-    given = plain(given)
-    if column_names(given) is not None:
-        given = named_column(given, "receiver", RECEIVER_FORMS)
-    listed = [given] if isinstance(given, str | Receiver) else values(given)
-    if listed is None:
-        raise BadHead(f"{not_a(given, 'receivers')}: {RECEIVER_FORMS}{naming_nodes(given)}")
-    return list(dict.fromkeys(map(_receiver, listed)))
-
-
-def named_column(frame: Any, name: str, forms: str) -> list[Any]:
-    """Return the column `name` of a frame of any library as a list.
-
-    Raises BadHead if the frame has no such column; the message ends with `forms`, the forms that are allowed.
-    """
-    if name not in (column_names(frame) or []):
-        raise BadHead(f"a {type(frame).__name__} without a column {name} names no {name}s: {forms}")
-    try:
-        return columns_of(frame, [name])[0]
-    except TypeError as error:
-        raise BadHead(str(error)) from error
-
-
-def head_and_input(given: Head | Receiver) -> tuple[str, Literal["q", "k", "v"]]:
-    """Return the name of a head (or key/value group) and one of its inputs, ("L5H1", "q").
-
-    `given`: a name such as "L5H1.q", a `Receiver`, or a head such as "L5H1", which stands for its keys. Raises BadHead
-    for anything else.
-    """
-    if not isinstance(given, Receiver) and not (isinstance(given, str) and given.strip()[-1:] in tuple("qkvQKV")):
-        return named_head(given).name, "k"
-    [end] = read_receivers(given)
-    return group_name(end.layer, end.head) if end.shared else named_head(end).name, end.input
-
-
-RECEIVER_FORMS = (
-    'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v), "L3MLP" or "logits"; the keys of heads are '
-    '{"k": heads}'
-)
-
-
-def _receiver(given: Any) -> Receiver:
-    """Return the `Receiver` (end of an edge) that a name such as "L18H6.q" or "logits" stands for; a `Receiver` is
-    returned unchanged.
-
-    Raises BadHead for anything else.
-    """
-    if isinstance(given, Receiver):
-        return given
-    if isinstance(given, str) and given.strip().lower() == "logits":
-        return Receiver(-1, -1, "logits")
-    if isinstance(given, str) and (mlp := _MLP.fullmatch(given.strip())) is not None:
-        return Receiver(int(mlp[1]), -1, "mlp")
-    match = _RECEIVER.fullmatch(given.strip()) if isinstance(given, str) else None
-    if match is None or (match[2].upper() == "KV" and match[4].lower() == "q"):
-        raise BadHead(f"{not_a(given, 'a receiver')}: {RECEIVER_FORMS}{naming_nodes(given)}")
-    input: Any = match[4].lower()
-    return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
-
-
-def counted(value: Any, least: int, what: str) -> int:
-    """Return `value` as an int.
-
-    Raises ValueError, which begins with `what`, unless it is a whole number from `least` up.
-    """
-    if (number := whole_number(value)) is None or number < least:
-        raise ValueError(f"{what}, a whole number from {least} up; found {shown(value)}")
-    return number
-
-
-Symbol = Literal["M_S", "M_A", "Im(M_t)"]
-"""Symbols of parts in "Fingerprint, Not Blueprint"."""
-
-_PARTS: dict[str, str] = {"M_S": "symmetric", "M_A": "antisymmetric", "Im(M_t)": "rope_phase"}
-
-
-def chosen_part(part: str, known: Iterable[str]) -> Any:
-    """Return the name of a part of a head, given by its name ("symmetric") or by its symbol in the papers ("M_S").
-
-    Raises:
-        ValueError: it is not one of the `known` names; the message gives the nearest.
-    """
-    known = list(known)
-    name = _PARTS.get(part, part) if isinstance(part, str) else None
-    if name in known:
-        return name
-    symbols = [symbol for symbol, named in _PARTS.items() if named in known]
-    forms = f"part must be one of {', '.join(map(repr, [*known, *symbols]))}"
-    if kind_of(part) not in ("", "a part"):
-        raise ValueError(f"{not_a(part, 'a part')}: {forms}, or a value of tls.parts")
-    hint = did_you_mean(part, [*known, *symbols]) if isinstance(part, str) else ""
-    raise ValueError(f"{forms}; not {shown(part)}{hint}")
-
-
-_NODES = {
-    "embed": "embedding", "attn_head_out": "L{layer}H{head}", "mlp_out": "L{layer}MLP", "mlp_in": "L{layer}MLP",
-    "q_input": "L{layer}H{head}.q", "k_input": "L{layer}H{head}.k", "v_input": "L{layer}H{head}.v", "logits": "logits",
-}  # fmt: skip
-
-
-def naming_nodes(given: Any) -> str:
-    """Return the end of a message with our names for a node or edge of TransformerLens; "" for anything else.
-
-    For several nodes or edges it names the first, for an AttributionResult the one with the largest score.
-    """
-    if hasattr(given, "node_scores") and (scores := given.edge_scores or given.node_scores) is not None:
-        largest = naming_nodes(max(scores, key=lambda node: abs(scores[node]))) if scores else ""
-        held = "edges" if given.edge_scores else "nodes alone"
-        return f"; an {type(given).__name__} of TransformerLens has {held}{largest.replace(';', ',', 1)}"
-    ends = [*given][:2] if isinstance(given, list | tuple | dict) else [given]
-    if ends and isinstance(ends[0], list | tuple):
-        return naming_nodes(ends[0])
-    known = (end for end in ends if hasattr(end, "position") and getattr(end, "kind", None) in _NODES)
-    names = [_NODES[node.kind].format(layer=node.layer, head=node.head) for node in known]
-    listed = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
-    return (
-        f"; instead of TransformerLens' nodes, which have one position each, give the names: {listed}" if names else ""
-    )
-
-
-def _refuse(given: Any) -> NoReturn:
+def refuse_head(given: Any) -> NoReturn:
     """Raise BadHead for a value that is not a head. The message says what the value is, if that is recognised, and the
     forms of heads.
     """
