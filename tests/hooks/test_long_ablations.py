@@ -10,6 +10,8 @@ from ablation_runs import left_padded
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.long_prompts import strips_of, whole_hooks
+from tlspectral.tables import measurement
+from tlspectral.tables.progress import without_bars
 
 PARTS = {
     "symmetric": tls.parts.Symmetric(),
@@ -105,9 +107,56 @@ def test_sweeps_over_parts_of_scores_and_edges_are_refused_by_length():
             tls.ablation_sweep(model, "symmetric", heads="L0H1", task=task)
         with pytest.raises(ValueError, match=r"an edge is cut in attention of all .* 23 tokens.* give shorter"):
             tls.edge_effects(model, ["L1H0.q"], senders=["L0H1"], task=task)
+        with pytest.raises(ValueError, match=r"a sweep over bands needs .* 23 tokens.*evaluate the task inside tls"):
+            tls.hooks.band_effects(model, "L0H1", task=task)
     whole = tls.ablation_sweep(model, tls.parts.LongRange(3), heads=HEADS, task=task)
     with strips_of(5):
         found = tls.ablation_sweep(model, tls.parts.LongRange(3), heads=HEADS, task=task)
     # Measured: 3e-7, smaller float32 products.
     assert found["delta"].to_numpy() == pytest.approx(whole["delta"].to_numpy(), abs=1e-5)
     assert whole["delta"].abs().max() > 1e-3
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """What is written of the cost of a call, of which each pass counts as long."""
+    monkeypatch.setattr(measurement, "EVERY", 0.0)
+
+    def read(call):
+        capsys.readouterr()
+        call()
+        return [
+            line.split(" passes")[0] for line in capsys.readouterr().err.splitlines() if "passes of the model" in line
+        ]
+
+    return read
+
+
+def test_a_sweep_of_long_prompts_says_its_cost_before_it_starts(said, tmp_path):
+    model, task = zoo.shared("bridge", "llama"), tls.tasks.language(zoo.prompt(3, 23))
+    part = tls.parts.LongRange(3)
+
+    def sweep(**options):
+        return said(lambda: tls.ablation_sweep(model, part, task=task, **options))
+
+    assert sweep() == []  # short prompts
+    with strips_of(5):
+        # Of two layers: four heads of the first run both layers, four of the second one.
+        assert sweep() == ["sweep long_range: 6"]
+        assert sweep(heads=["L0H1", "L1H0"], folder=tmp_path) == ["sweep long_range: 2"]  # 1.5
+        assert sweep(heads=["L0H1", "L1H0"], folder=tmp_path) == []  # everything is kept
+        assert sweep(heads={"both": ["L0H1", "L1H0"], "late": ["L1H0"]}) == ["sweep long_range: 2"]  # 1.5
+        with without_bars():
+            assert sweep() == []
+
+
+def test_prices_of_caches_of_long_prompts_say_their_cost(said):
+    model, rows = zoo.shared("bridge", "llama"), zoo.prompt(3, 23)
+
+    def price(**options):
+        return said(lambda: tls.cache_prices(model, rows, windows=[3, 5], sinks=1, draws=3, **options))
+
+    assert price() == []
+    with strips_of(5):
+        assert price() == ["cache prices: 6"]  # two windows, two groups of each layer, of which the later run half
+        assert price(groups={"one": ["L1KV0"]}) == ["cache prices: 4"]  # two windows, four sets of half the layers

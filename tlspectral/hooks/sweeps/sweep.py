@@ -37,8 +37,8 @@ from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import TOKENS_OF_JOB, batch_on, filled
 from tlspectral.models.running.continued_runs import continued_run
-from tlspectral.models.running.long_prompts import refuse_long
-from tlspectral.models.running.partial_runs import IntactRun
+from tlspectral.models.running.long_prompts import is_long, refuse_long
+from tlspectral.models.running.partial_runs import IntactRun, share_behind
 from tlspectral.selection import Heads, counted, head_name
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
@@ -50,6 +50,9 @@ from tlspectral.tasks.identity import content_digest, is_own_code, sequences_ide
 from tlspectral.tasks.metric_value import values_of_rows
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
+
+ADVICE = "evaluate the task inside tls.ablate(model, head, part), one head at a time, or "
+"""What to do in place of a sweep over parts of scores on long prompts."""
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -162,8 +165,7 @@ def ablation_sweep(
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
         sequences = task_sequences(view, chosen_task)
         if removed.acts_on == "scores" or screen is not None:
-            advice = "evaluate the task inside tls.ablate(model, head, part), one head at a time, or "
-            refuse_long(sequences.tokens.shape[1], "a sweep over parts of scores, or with a screen, needs", advice)
+            refuse_long(sequences.tokens.shape[1], "a sweep over parts of scores, or with a screen, needs", ADVICE)
         draws = _check(removed, control, draws, screen, at, of_sets=sets is not None)
         # A part with positions of its own is removed there, and the table has no column `position`.
         listed = listed_positions(at) if removed.at is None else [removed.at]
@@ -325,11 +327,12 @@ def sweep_jobs(
         own: dict[Any, Any] = {**(chosen if of_sets else chosen[index])}
         length = sequences.tokens.shape[1] - (0 if part.at is None else int(part.at.min()))
         n_tokens = len(sequences.tokens) * length
+        runs: dict[tuple[Any, ...], int]
         if of_sets:
-            sizes = {names: runs * n_tokens for names, runs in _set_replays(view, own, per_head).items()}
+            runs = {**_set_replays(view, own, per_head)}
         else:
-            runs = {layer: _replays(view, part, layer, heads, per_head) for layer, heads in own.items()}
-            sizes = {(layer,): n * n_tokens for layer, n in runs.items()}
+            runs = {(layer,): _replays(view, part, layer, heads, per_head) for layer, heads in own.items()}
+        sizes = {keys: n * n_tokens for keys, n in runs.items()}
         for together in filled(sizes, tokens):
             group = {key: own[key] for keys in together for key in keys}
             numbers = [[*own].index(key) for key in group] if of_sets else group
@@ -337,7 +340,11 @@ def sweep_jobs(
             make = partial(set_table if of_sets else _table, part, sequences, per_head, seed, group)
             name = f"{label}_at{index}" if numbered else label
             items = len(group) if of_sets else sum(map(len, group.values()))
-            jobs.append((index, Job(f"{name}_{'set' if of_sets else 'L'}{which}", make, items=items)))
+            passes = 0.0
+            if is_long(length):  # otherwise the work is short
+                begun = {keys: min(own[keys[0]]) if of_sets else int(keys[0]) for keys in together}
+                passes = sum(runs[keys] * share_behind(view, layer) for keys, layer in begun.items())
+            jobs.append((index, Job(f"{name}_{'set' if of_sets else 'L'}{which}", make, items=items, passes=passes)))
     return jobs
 
 
