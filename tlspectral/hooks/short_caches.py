@@ -368,7 +368,7 @@ def _least_distant(
     return chosen
 
 
-def _distant(window: int, sinks: int, tokens: Int[Tensor, "pos"]) -> Bool[Tensor, "query key"]:
-    """Return True at the keys of each query that stand outside its window and behind the first `sinks` tokens."""
+def _distant(window: int, sinks: int, tokens: Int[Tensor, "pos"], queries: slice) -> Bool[Tensor, "query key"]:
+    """Return True at the keys of some queries that stand outside their window and behind the first `sinks` tokens."""
     at = torch.arange(len(tokens))
-    return (at[:, None] - at >= window) & (at >= sinks)
+    return (at[queries, None] - at >= window) & (at >= sinks)

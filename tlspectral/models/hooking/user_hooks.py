@@ -249,6 +249,11 @@ def of_a_library(hook: Callable[..., Any]) -> bool:
     return all(_is_of(_LIBRARIES, home) and not home.startswith(_UTILITIES) for home in _homes(hook))
 
 
+def of_this_library(hook: Callable[..., Any]) -> bool:
+    """Return True if a hook is a function of tlspectral."""
+    return all(_is_of(("tlspectral.",), home) for home in _homes(hook))
+
+
 def _homes(function: Any) -> Iterator[str]:
     """Yield the names of the modules in which `function`, and each function that it wraps, are defined."""
     while function is not None:
