@@ -6,6 +6,7 @@ import pytest
 import torch
 import zoo
 from ablation_runs import left_padded
+from native_models import native
 from squares import Squares
 
 import tlspectral as tls
@@ -98,6 +99,36 @@ def test_a_users_part_gets_whole_prompts():
     whole = run(model, OfWhole(), tokens)
     with strips_of(5):
         assert torch.equal(run(model, OfWhole(), tokens), whole)
+
+
+def test_contexts_of_parts_act_together():
+    """A part that takes strips, and a user's part that takes whole matrices."""
+    model, tokens = zoo.shared("bridge", "llama"), zoo.prompt(2, 23)
+
+    def both(other):
+        with tls.ablate(model, "L0H1", tls.parts.LongRange(3)), tls.ablate(model, "L1H2", other), torch.no_grad():
+            return model(tokens), bool(whole_hooks(attention_view(model)))
+
+    for other in (OfWhole(), tls.parts.Symmetric()):
+        (whole, _), alone = both(other), run(model, tls.parts.LongRange(3), tokens)
+        with strips_of(5):
+            found, by_itself = both(other)
+        assert by_itself == isinstance(other, OfWhole)
+        # Measured: 7e-7; either part alone differs by 1e-2.
+        torch.testing.assert_close(found, whole, rtol=0, atol=1e-5)
+        assert (alone - whole).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("feature", ["rotary", "softcap"])
+@pytest.mark.parametrize("part", ["long_range", "symmetric"])
+def test_models_that_the_library_of_bridges_builds(part, feature):
+    """In TransformerLens 4 they use an edited pattern, in 3.9 not."""
+    model, tokens = native(feature), zoo.prompt(2, 23) % 40
+    whole = run(model, PARTS[part], tokens)
+    with strips_of(5):
+        found = run(model, PARTS[part], tokens)
+    # Measured: 2e-6; the part moves logits by 1.
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-5)
 
 
 def test_gradients_of_an_ablation_of_scores_are_refused():
