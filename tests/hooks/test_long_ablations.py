@@ -261,5 +261,6 @@ def test_copies_that_join_at_later_layers_have_masks_of_their_own_rows():
     whole = tls.ablation_sweep(model, part, task=task)
     with strips_of(5):
         found = tls.ablation_sweep(model, part, task=task)
+    assert (found.attrs["strip"], whole.attrs.get("strip")) == (5, None)
     # Measured: 4e-7, smaller float32 products; effects are 1e-3 and more.
     assert found["delta"].to_numpy() == pytest.approx(whole["delta"].to_numpy(), abs=1e-5)

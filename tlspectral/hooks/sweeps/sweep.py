@@ -15,7 +15,7 @@ from torch import Tensor
 from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
 from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Part, PartName, part_of
-from tlspectral.hooks.parts.checked_calls import bound_parts
+from tlspectral.hooks.parts.checked_calls import acts_by_strip, bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.removed_off_target import keyword, refuse_off_target
 from tlspectral.hooks.screening import agreement, screened
@@ -213,6 +213,9 @@ def ablation_sweep(
             table["position"] = [str(asked[index][0]) for index in place]
             table = table.sort_values(["layer", "head"], kind="stable", ignore_index=True)
         table["part"] = part if isinstance(part, str) else removed.name
+        recorded = sequences.recorded(view)
+        if removed.acts_on != "z" and not acts_by_strip(removed):  # a user's part gets whole matrices
+            recorded.pop("strip", None)
         return measurement.table(
             table,
             **attrs,
@@ -221,7 +224,7 @@ def ablation_sweep(
             **({"control_of_sets": {name: one.kind for name, one in controls.items()}} if controls else {}),
             draws=per_head,
             higher_is_better=sequences.higher_is_better,
-            **sequences.recorded(view),
+            **recorded,
         )
 
 

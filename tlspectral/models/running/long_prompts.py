@@ -92,6 +92,14 @@ def strips_noted(strips: list[Strip]) -> dict[str, int]:
     return {"strip": strips[0].stop} if len(strips) > 1 else {}
 
 
+def run_noted(view: AttentionView, n_tokens: int) -> dict[str, int]:
+    """Return the entry `strip` of the attrs of a table that needs no strips itself: as `strips_noted`, {} if the
+    model's own attention runs on prompts of `n_tokens` tokens.
+    """
+    own = not is_long(n_tokens) or whole_hooks(view) or why_whole(view)
+    return {} if own else strips_noted(prompt_strips(n_tokens))
+
+
 @uninterrupted
 def in_strips(view: AttentionView) -> Iterator[None]:
     """Let passes over long prompts compute attention strip by strip inside the `with` block.
