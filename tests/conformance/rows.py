@@ -71,10 +71,10 @@ class Row:
         # The bridge leaves attention to the wrapped module, so that scores are rebuilt and z is edited.
         self.delegated = delegated(backend, name)
 
-    def fresh(self, dtype: torch.dtype = torch.float32) -> Any:
-        """A model of one's own."""
-        folded = self.form == "folded"
-        model = zoo.hooked(self.name, fold_ln=folded) if self.backend == "hooked" else zoo.bridge(self.name)
+    def fresh(self, dtype: torch.dtype = torch.float32, positions: int | None = None) -> Any:
+        """A model of one's own, for prompts of up to `positions` tokens."""
+        how = {"fold_ln": self.form == "folded"} if self.backend == "hooked" else {}
+        model = getattr(zoo, self.backend)(self.name, positions=positions, **how)
         if self.form == "compatible":
             model.enable_compatibility_mode(disable_warnings=True)
         return model if dtype == torch.float32 else zoo.converted(model, dtype)

@@ -115,13 +115,17 @@ def _jitter(model: nn.Module, name: str, config: PretrainedConfig) -> None:
 
 
 @torch.no_grad()
-def hf_model(name: str, seed: int = 0) -> Any:
+def hf_model(name: str, seed: int = 0, positions: int | None = None) -> Any:
     """A fresh Hugging Face model in float32, eager attention and evaluation mode.
 
-    Fresh at each call, because a bridge replaces submodules of the model it wraps in place.
+    Fresh at each call, because a bridge replaces submodules of the model it wraps in place. `positions` is its longest
+    prompt, if another than `CONTEXT`.
     """
     config = {**SHAPES, **MORE_SHAPES}[name]()
     config.initializer_range = 0.04
+    for limit in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len") if positions else ():
+        if getattr(config, limit, None) is not None:
+            setattr(config, limit, positions)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config._attn_implementation = "eager"
@@ -155,18 +159,18 @@ def wrapped(model: Any) -> Any:
     return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
 
 
-def bridge(name: str, seed: int = 0) -> Any:
+def bridge(name: str, seed: int = 0, positions: int | None = None) -> Any:
     """The raw bridge of `hf_model`."""
-    model = hf_model(name, seed)
+    model = hf_model(name, seed, positions)
     return build_bridge(model, None, name) if name == "gemma3n" else wrapped(model)  # made by `load_model` alone
 
 
-def hooked(name: str, seed: int = 0, fold_ln: bool = True) -> Any:
-    """A HookedTransformer with TransformerLens' default processing (TransformerLens 3.x)."""
+def hooked(name: str, seed: int = 0, fold_ln: bool = True, positions: int | None = None) -> Any:
+    """A HookedTransformer of `hf_model` with TransformerLens' default processing (TransformerLens 3.x)."""
     import transformer_lens.loading_from_pretrained as tl_loading
     from transformer_lens import HookedTransformer
 
-    model = hf_model(name, seed)
+    model = hf_model(name, seed, positions)
     config = model.config
     if name == "gpt2":
         config.n_ctx = config.n_positions  # in the config.json of the hub, gone from the class

@@ -9,7 +9,7 @@ import pytest
 import zoo
 
 import tlspectral as tls
-from tlspectral.tables import progress
+from tlspectral.tables import measurement, progress
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import finished_jobs
 from tlspectral.tables.progress import bar, hidden, without_bars
@@ -81,6 +81,40 @@ def test_a_log_gets_no_line_of_short_work_and_a_bar_of_unknown_length_promises_n
         log.now += 3_700
         shown.update(2)
     assert log.getvalue().count("\n") == 1
+
+
+def test_long_work_has_a_line_after_its_first_item(monkeypatch):
+    log = log_with_a_clock(monkeypatch)
+    with bar(100, "work", "part") as shown:
+        for _ in range(3):
+            log.now += 10.0
+            shown.update()
+    assert log.getvalue() == "work: 1 of 100 (part), 0:10 spent, 16:30 left\n"
+
+
+def timed(log, passes, seconds, n_jobs=1):
+    """Work whose jobs take so many `passes`, each as long as what is prepared: `seconds`."""
+
+    def prepare():
+        log.now += seconds
+        return "prepared"
+
+    jobs = [Job(f"job{number}", lambda _: pd.DataFrame(), passes=n) for number, n in enumerate(passes)]
+    with joblib.parallel_config(backend="threading"):
+        finished_jobs(jobs, description="sweep", unit="head", prepare=prepare, n_jobs=n_jobs)
+    return log.getvalue()
+
+
+def test_the_cost_is_said_before_long_work(monkeypatch):
+    log = log_with_a_clock(monkeypatch)
+    monkeypatch.setattr(measurement, "monotonic", lambda: log.now)
+    assert timed(log, [0.0, 0.0], 50.0) == ""
+    assert timed(log, [4.0, 1.5], 10.0) == ""  # less than a minute
+    said = "sweep: 270 passes of the model over all prompts, about 1:30:00: the first pass took 0:20\n"
+    assert timed(log, [200.0, 70.0], 20.0) == said
+    with without_bars():
+        assert timed(log, [200.0, 70.0], 20.0) == said
+    assert timed(log, [200.0, 70.0], 20.0, n_jobs=2) == said + "sweep: 270 passes of the model over all prompts\n"
 
 
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("true", True), ("0", False), ("", False)])

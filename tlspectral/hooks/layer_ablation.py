@@ -1,6 +1,6 @@
 """`LayerAblation`: hooks that remove a part from heads of one layer, or measure the change of their output."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -23,6 +23,7 @@ from tlspectral.models.hooking.placing import Hook, acts_first
 from tlspectral.models.hooking.strips import OfStrips, Strip, strip_of
 from tlspectral.models.reading.blocks import expect_edited_pattern, reweighs
 from tlspectral.models.reading.layer import softcapped
+from tlspectral.models.running.long_prompts import prompt_strips
 from tlspectral.user_functions import not_finite, returned_tensor
 
 
@@ -55,13 +56,19 @@ class LayerAblation(HeadCapture):
         shown = self._tokens_shown()
         if "scores" not in names:
             if reweighs(self.view.blocks[self.layer.layer].module):
-                return [*shown, *self.holders("query", "key"), (names["pattern"], self._edit_pattern)]
+                return [*shown, *self.holders("query", "key"), (names["pattern"], self._taking(self._edit_pattern))]
             held = [*shown, *self.holders("query", "key", "value"), (names["z"], self._edit_z)]
             # Only runs of the user read the pattern. Runs of the library stack copies of a batch or use `alter`.
             pattern_is_read = not self.stacked and self.alter is None
-            return [*held, (names["pattern"], self._hand_on_pattern)] if pattern_is_read else held
-        edit = OfStrips(self._edit_scores) if self.by_strip else self._edit_whole_scores
-        return [*shown, *self.holders("query", "key", "cos", "sin"), (names["scores"], edit)]
+            return [*held, (names["pattern"], self._taking(self._hand_on_pattern))] if pattern_is_read else held
+        held = [*shown, *self.holders("query", "key", "cos", "sin")]
+        return [*held, (names["scores"], self._taking(self._edit_scores))]
+
+    def _taking(self, edit: Callable[[Tensor, Strip, Any], Tensor]) -> Callable[..., Tensor]:
+        """Return the hook that calls `edit` with scores or pattern, their strip and the hook point: strip by strip if
+        the part allows it, otherwise on whole matrices.
+        """
+        return OfStrips(edit) if self.by_strip else _OfWhole(edit)
 
     @property
     def by_strip(self) -> bool:
@@ -126,7 +133,7 @@ class LayerAblation(HeadCapture):
         if self.part.acts_on == "z":
             selected = self.selected(z, heads_axis=2)
             return widened(self._replaced(selected)) - widened(selected)
-        return self._weights_of_run(z)[-1]
+        return self._change_of_z(z)
 
     def _hold_scores(self, scores: Tensor, hook: Any) -> None:
         edited = self.edited_scores(scores, strip_of(scores), first=acts_first(hook, self._hold_scores))
@@ -172,39 +179,59 @@ class LayerAblation(HeadCapture):
         edited.unflatten(0, (len(self.heads), -1))[copy, :, head] += change.transpose(0, 1)
         return edited
 
-    def _weights(self, *lengths: int) -> tuple[Tensor, Tensor]:
+    def _weights(self, head_scores: HeadScores, strip: Strip) -> tuple[Tensor, Tensor]:
         """Return two tensors [batch, heads, query, key]: the heads' attention with the part, and without it.
 
-        For layers whose bridge computes attention itself. `lengths` are lengths of other activations of the run, which
-        must equal the number of queries and keys. Raises EditNotHonored if they do not.
+        For layers whose bridge computes attention itself. `head_scores` are the heads' scores in a strip.
         """
-        head_scores, cap = self.scores_of_run(), self.layer.softcap
-        self.require_lengths(head_scores.query.whole.shape[-2], head_scores.key.whole.shape[-2], *lengths)
-        scores = head_scores.whole()
-        allowed = self.view.reader.seen_keys(self.view.model, self.layer.layer, scores.shape[-1]).to(scores.device)
+        scores, cap = head_scores.whole(), self.layer.softcap
+        allowed = self.view.reader.seen_keys(self.view.model, self.layer.layer, scores.shape[-1], strip.start)
+        allowed = allowed.to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
         if self.part.acts_on == "mask":
-            allowed = allowed & ~self._beyond(allowed, scores, strip_of(scores))
+            allowed = allowed & ~self._beyond(allowed, scores, strip)
         else:
-            scores = scores + self._difference(head_scores, allowed, strip_of(scores))
+            scores = scores + self._difference(head_scores, allowed, strip)
         return before, key_weights(softcapped(scores, cap), allowed)
 
-    def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads' attention with the part, their attention without it, and the change of z without it.
+    def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> Iterator[tuple[Strip, Tensor, Tensor]]:
+        """Yield strips, with the heads' attention with the part and without it, each [batch, heads, query, key].
 
-        The first two are [batch, heads, query, key], the change is [batch, pos, heads, d_head]. `z` is the output
-        before W_O of all heads in this run. Raises EditNotHonored if it is not attention times values.
+        A prompt is one strip, but for a long one in a layer whose bridge computes attention itself. `z` is the output
+        before W_O of all heads in this run, which gives the number of tokens.
         """
-        value, delegated = self.taken("value"), "scores" not in self.names
-        if delegated:
-            before, after = self._weights(value.shape[1], z.shape[1])
-        else:
+        n = z.shape[1]
+        if "scores" in self.names:
             scores = [self.taken(point) for point in ("scores", "edited")]
             before, after = (key_weights(widened(each), self.visible(each)) for each in scores)
-        values = self.values(value, before)
-        z_before = before @ values
-        self.require_own_z(self.selected(z, heads_axis=2), z_before.transpose(1, 2), delegated=delegated)
-        return before, after, (after @ values - z_before).transpose(1, 2)
+            yield Strip(0, n, n), before, after
+            return
+        for strip in prompt_strips(n) if self.by_strip else [Strip(0, n, n)]:
+            head_scores = self._scores_of_strip(strip)
+            self.require_lengths(head_scores.query.whole.shape[-2], strip.stop - strip.start)
+            self.require_lengths(head_scores.key.whole.shape[-2], strip.n_keys)
+            yield strip, *self._weights(head_scores, strip)
+
+    def _change_of_z(self, z: Float[Tensor, "rows pos heads d_head"]) -> Float[Tensor, "batch pos chosen d_head"]:
+        """Return the change of z of the heads, the output before W_O, when the part is removed.
+
+        `z` has all heads of the layer in this run. Raises EditNotHonored if it is not attention times values.
+        """
+        value, delegated = self.taken("value"), "scores" not in self.names
+        self.require_lengths(value.shape[1], z.shape[1])
+        pattern_is_read = delegated and not self.stacked and self.alter is None
+        again = {point: kept for point, kept in self.seen.get(get_ident(), {}).items() if point in ("query", "key")}
+        changes, rebuilt = [], []
+        for strip, before, after in self._weights_of_run(z):
+            values = self.values(value[:, : strip.n_keys], before)
+            rebuilt.append((before @ values).transpose(1, 2))
+            changes.append((after @ values).transpose(1, 2) - rebuilt[-1])
+            if pattern_is_read:
+                # `_hand_on_pattern` needs the weights. Those of a long prompt are computed once more.
+                kept = {"before": before, "after": after} if strip.is_whole else again
+                self.seen.setdefault(get_ident(), {}).update(kept if strip.is_last else {})
+        self.require_own_z(self.selected(z, heads_axis=2), torch.cat(rebuilt, dim=1), delegated=delegated)
+        return torch.cat(changes, dim=1)
 
     def _scores_of_strip(self, strip: Strip) -> HeadScores:
         """Return the heads' scores of this run for the queries of a strip. They are forgotten after the last strip.
@@ -222,7 +249,7 @@ class LayerAblation(HeadCapture):
         kept = self.seen.setdefault(get_ident(), {})
         if strip.is_first:
             self.of_run[get_ident()] = self.scores_of_run()
-            kept.pop("before", None)
+            kept.pop("documents", None)
         if get_ident() not in self.of_run:
             self.taken("query")  # raises: the hook on queries did not run
         scores = self.of_run.pop(get_ident()) if strip.is_last else self.of_run[get_ident()]
@@ -231,36 +258,37 @@ class LayerAblation(HeadCapture):
     def _edit_scores(self, scores: Tensor, strip: Strip, hook: Any) -> Tensor:
         return self.edited_scores(scores, strip, first=acts_first(hook, self._edit_scores))
 
-    def _edit_whole_scores(self, scores: Tensor, hook: Any) -> Tensor:
-        return self.edited_scores(scores, strip_of(scores), first=acts_first(hook, self._edit_whole_scores))
-
     def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
         """Return a copy of `z` in which these heads have their z without the part.
 
         For a bridge that computes attention itself; z is the heads' output before W_O. The attention before and after
         is kept for `_hand_on_pattern`. `hook` is not used. Raises EditNotHonored if `z` is not attention times values.
         """
-        before, after, change = self._weights_of_run(z)
+        change = self._change_of_z(z).to(z)
         if not self.stacked and self.alter is None:
-            self.hold("before", before)
-            self.hold("after", after)
             expect_edited_pattern(self.view.blocks[self.layer.layer].module, True)
-        change = change.to(z)
         selected = self.selected(z, heads_axis=2)
         edited = torch.where(change == 0, selected, selected + change) if self.alter is None else selected + change
         return self.with_replaced(z, edited, heads_axis=2)
 
-    def _edit_pattern(self, pattern: Tensor, hook: Any) -> Tensor:
-        return self._with_weights(pattern, *self._weights(pattern.shape[-1]))
+    def _edit_pattern(self, pattern: Tensor, strip: Strip, hook: Any) -> Tensor:
+        head_scores = self._scores_of_strip(strip)
+        self.require_lengths(pattern.shape[-1], head_scores.key.whole.shape[-2])
+        self.require_lengths(pattern.shape[-2], head_scores.query.whole.shape[-2])
+        return self._with_weights(pattern, *self._weights(head_scores, strip))
 
-    def _hand_on_pattern(self, pattern: Tensor, hook: Any) -> Tensor:
-        """Return a copy of the attention pattern in which these heads have the ablated attention of this run.
+    def _hand_on_pattern(self, pattern: Tensor, strip: Strip, hook: Any) -> Tensor:
+        """Return a copy of the attention pattern in a strip in which these heads have the ablated attention of this
+        run.
 
         `_edit_z` has kept that attention; it is forgotten here. `hook` is not used. Raises EditNotHonored if `pattern`
         is not the attention of this run.
         """
-        expect_edited_pattern(self.view.blocks[self.layer.layer].module, False)
-        return self._with_weights(pattern, self.taken("before"), self.taken("after"))
+        if strip.is_first:
+            expect_edited_pattern(self.view.blocks[self.layer.layer].module, False)
+        if strip.is_whole and "before" in self.seen.get(get_ident(), {}):
+            return self._with_weights(pattern, self.taken("before"), self.taken("after"))
+        return self._edit_pattern(pattern, strip, hook)
 
     def _with_weights(self, pattern: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """Return a copy of `pattern` in which the heads of this ablation have the attention `after`.
@@ -328,7 +356,7 @@ class LayerAblation(HeadCapture):
         own = self.view.reader.seen_keys(self.view.model, self.layer.layer, visible.shape[-1], strip.start)
         if isinstance(self.part, LongRange) and not strip.is_whole:
             kept = self.seen.setdefault(get_ident(), {})
-            beyond, kept["before"] = self.part.beyond_in_strip(visible, own, strip.start, kept.get("before"))
+            beyond, kept["documents"] = self.part.beyond_in_strip(visible, own, strip.start, kept.get("documents"))
         else:
             beyond = hidden_keys(self.part, visible, own)
         return beyond if acts is None else beyond & acts
@@ -342,3 +370,16 @@ class LayerAblation(HeadCapture):
         """
         acts = self.part.acts(scores.shape[0], strip.n_queries)
         return None if acts is None else acts[:, None, strip.queries, None].to(scores.device)
+
+
+@dataclass(frozen=True)
+class _OfWhole:
+    """A hook that calls the function `hook` with whole matrices of queries and keys, the strip of all queries and the
+    hook point.
+    """
+
+    hook: Callable[[Tensor, Strip, Any], Tensor]
+
+    def __call__(self, activation: Tensor, hook: Any) -> Tensor:
+        """Return the edited activation. `hook` is the hook point."""
+        return self.hook(activation, strip_of(activation), hook)

@@ -24,7 +24,8 @@ from tlspectral.hooks.sweeps.controls import HeadSet, set_control
 from tlspectral.hooks.sweeps.layer_effects import chosen_sets, group_sets, set_values
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, require_causal
-from tlspectral.models.running.partial_runs import IntactRun, intact_run
+from tlspectral.models.running.long_prompts import is_long
+from tlspectral.models.running.partial_runs import IntactRun, intact_run, share_behind
 from tlspectral.models.running.prompts import packed_prompts, read_prompts, within
 from tlspectral.selection import Heads, counted, group_name, head_name
 from tlspectral.tables.job import Job
@@ -165,17 +166,17 @@ def cache_prices(
             run = intact_run(view, sequences.tokens, sequences.predicted, view.layers, batch=at_once, reduce=add)
             return run, {size: of_size.result()[0].numpy() for size, of_size in losses.items()}
 
-        jobs = []
+        jobs, timed = [], is_long(width)  # short rows need no estimate
         for size, tail in tails.items():
             part = LongRange(size, sinks)
             for layer in view.layers if groups is True else ():
                 of_layer = [*group_sets(view, [layer]).values()]
-                jobs.append(
-                    Job(f"window{size}_L{layer}", partial(_price_groups, part, tail, of_layer), items=len(of_layer))
-                )
+                make, n = partial(_price_groups, part, tail, of_layer), len(of_layer)
+                jobs.append(Job(f"window{size}_L{layer}", make, items=n, passes=n * timed * share_behind(view, layer)))
             for number, (name, heads) in enumerate(sets[size].items()):
-                make = partial(_price_set, part, tail, name, heads, draws, seed)
-                jobs.append(Job(f"window{size}_set{number}", make, items=1 + draws))
+                make, n = partial(_price_set, part, tail, name, heads, draws, seed), 1 + draws
+                passes = n * timed * share_behind(view, min(heads))
+                jobs.append(Job(f"window{size}_set{number}", make, items=n, passes=passes))
         tables = measurement.made(jobs, description="cache prices", unit="set", prepare=prepared)
         table = stacked([tables[job.name] for job in jobs])
         return measurement.table(
@@ -367,7 +368,7 @@ def _least_distant(
     return chosen
 
 
-def _distant(window: int, sinks: int, tokens: Int[Tensor, "pos"]) -> Bool[Tensor, "query key"]:
-    """Return True at the keys of each query that stand outside its window and behind the first `sinks` tokens."""
+def _distant(window: int, sinks: int, tokens: Int[Tensor, "pos"], queries: slice) -> Bool[Tensor, "query key"]:
+    """Return True at the keys of some queries that stand outside their window and behind the first `sinks` tokens."""
     at = torch.arange(len(tokens))
-    return (at[:, None] - at >= window) & (at >= sinks)
+    return (at[queries, None] - at >= window) & (at >= sinks)

@@ -18,6 +18,7 @@ from tlspectral.errors.settings import checked_settings, pairs_in, whole_number
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.running.long_prompts import run_noted
 from tlspectral.models.running.prompts import equality_notes, numbered
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, SwapMode
@@ -181,6 +182,7 @@ def positional_symbolic(
             per_frequency=per_frequency,
             by=by,
             **_prompt_attrs(drawn, task),
+            **run_noted(view, max(len(prompt.tokens()) for draw in drawn for prompt in draw.prompts)),
             correlation=_mean_correlation([correlation for of_draw in correlations for correlation in of_draw]),
             **({} if task is None else _task_attrs(task, drawn, answers)),
             **notes,

@@ -41,12 +41,15 @@ class Job:
             its argument.
         check: function that gets a stored table and raises IncompatibleCheckpoint if the table belongs to other work.
         items: number of things that the job measures, counted by the progress bar.
+        passes: how many times the work of `prepare` the job does, for the estimate that is written before long work; 0:
+            no estimate.
     """
 
     name: str
     make: Callable[..., pd.DataFrame]
     check: Callable[[pd.DataFrame], None] | None = None
     items: int = 1
+    passes: float = 0.0
 
 
 @dataclass(frozen=True)

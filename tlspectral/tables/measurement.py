@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -23,7 +24,7 @@ from joblib.externals.loky import get_reusable_executor
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.job import WORKER, Job, JobFailure, current_shard, sharing, working
 from tlspectral.tables.meanings import MEANINGS, changes_of_function
-from tlspectral.tables.progress import bar, without_bars
+from tlspectral.tables.progress import EVERY, announce, bar, clock, without_bars
 from tlspectral.tables.schema import Schema
 
 if TYPE_CHECKING:
@@ -154,6 +155,9 @@ def finished_jobs(
     Several processes may do the same work in the same folder, and each may be killed at any moment. Inside a block of
     `shard`, only the jobs of that shard are made.
 
+    Before jobs with `passes`, a line says how many passes follow, and how long they take if that is a minute or more:
+    `prepare` is timed as one pass. With workers the line has no time.
+
     With `n_jobs=1` this process makes the jobs one after the other. Otherwise joblib distributes them to the backend of
     `joblib.parallel_config` (threads, processes, Dask). Default backend: processes with one thread each, which end with
     this call (see `workers_kept`). Each worker stores its jobs itself. The work stops at an interrupt, at a job that
@@ -211,9 +215,14 @@ def finished_jobs(
         missing = list(missing)
         if min(joblib.effective_n_jobs(n_jobs), len(missing)) <= 1:
             n_jobs = 1
+    passes = sum(job.passes for job in missing) if isinstance(missing, list) else 0.0
     if isinstance(missing, list) and n_jobs != 1:
+        if passes:
+            announce(f"{description}: {passes:,.0f} passes of the model over all prompts")
         made_parts = _made_by_workers(missing, folder, prepare, goes_on, n_jobs)
     else:
+        if passes and prepare is not None:
+            prepare = partial(_timed, prepare, description, passes)
         made_parts = _made_here(missing, folder, prepare, goes_on)
 
     def finished_items() -> int:
@@ -231,6 +240,19 @@ def finished_jobs(
         # From None, because the traceback of an interrupt tells the user nothing.
         raise KeyboardInterrupt(_what_is_kept(finished_items(), total, unit, folder)) from None
     return {name: tables[name] for name in sizes if name in tables}
+
+
+def _timed(prepare: Callable[[], Any], description: str, passes: float) -> Any:
+    """Return the result of `prepare`, and write how long `passes` times its work will take, if that is a minute or
+    more. `description`: what the work is called.
+    """
+    began = monotonic()
+    prepared = prepare()
+    seconds = monotonic() - began
+    if passes * seconds >= EVERY:
+        how_long = f"about {clock(passes * seconds)}: the first pass took {clock(seconds)}"
+        announce(f"{description}: {passes:,.0f} passes of the model over all prompts, {how_long}")
+    return prepared
 
 
 def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFolder | None") -> str:

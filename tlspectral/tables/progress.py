@@ -9,16 +9,17 @@ from time import monotonic
 from typing import Any
 
 _HIDDEN = ContextVar("hidden", default=False)
-_EVERY = 60.0  # seconds between two lines of a log
+EVERY = 60.0  # seconds between two lines of a log
+_LONG = 600.0  # seconds of work that has a line at once
 
 
 def bar(total: int | None, description: str, unit: str, *, initial: int = 0) -> Any:
     """Return a context manager that shows progress; its `update(n)` counts `n` more items.
 
     It is a tqdm bar in a notebook and if stderr is a terminal. Otherwise stderr gets a line per minute, and no line for
-    work under a minute. `total` is the number of items (None: unknown), `description` the text in front, `unit` the
-    name of an item, `initial` the number of items done before. The environment variable `TQDM_DISABLE=1`, read at every
-    call, switches both off.
+    work under a minute. Work that will take ten minutes or more has a line after its first items. `total` is the number
+    of items (None: unknown), `description` the text in front, `unit` the name of an item, `initial` the number of items
+    done before. The environment variable `TQDM_DISABLE=1`, read at every call, switches both off.
     """
     from tqdm.auto import tqdm
 
@@ -48,7 +49,7 @@ class _Lines:
 
     def __init__(self, total: int | None, description: str, unit: str, initial: int):
         self.total, self.n, self._initial = total, initial, initial
-        self._said, self._unit = description, unit
+        self._said, self._unit, self._told = description, unit, False
         self._began = self._last = monotonic()
 
     def __enter__(self) -> "_Lines":
@@ -58,23 +59,27 @@ class _Lines:
         """Print nothing at the end of the block and let its errors through; the caller reports the end."""
 
     def update(self, n: int = 1) -> None:
-        """Count `n` more items, and write a line to stderr if the last line is a minute old."""
+        """Count `n` more items. Write a line to stderr if the last line is a minute old, or if the first items show
+        that the work is long.
+        """
         self.n += n
         now = monotonic()
-        if now - self._last < _EVERY:
+        spent, done = now - self._began, self.n - self._initial
+        left = None if self.total is None or done <= 0 else spent * (self.total - self.n) / done
+        is_long = not self._told and left is not None and left >= _LONG
+        self._told |= done > 0
+        if now - self._last < EVERY and not is_long:
             return
         self._last = now
-        spent, done = now - self._began, self.n - self._initial
         text = f"{self._said}: {self.n}{'' if self.total is None else f' of {self.total}'} ({self._unit})"
-        left = "" if self.total is None or done <= 0 else f", {_clock(spent * (self.total - self.n) / done)} left"
-        sys.stderr.write(f"{text}, {_clock(spent)} spent{left}\n")
+        sys.stderr.write(f"{text}, {clock(spent)} spent{'' if left is None else f', {clock(left)} left'}\n")
         sys.stderr.flush()
 
     def set_postfix(self, measures: Any) -> None:
         """Do nothing: a bar would show these values at its end, and log lines have no place for them."""
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """Return a number of seconds as text, "m:ss" or "h:mm:ss"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

@@ -29,6 +29,7 @@ from tlspectral.models.running.batches import (
     rows_of_scores,
 )
 from tlspectral.models.running.continued_runs import ContinuedRun, rows_at_once
+from tlspectral.models.running.long_prompts import run_noted
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, read_prompts
 from tlspectral.models.running.text import tokens_text
@@ -96,11 +97,11 @@ class TaskSequences(PackedTokens):
         return max(1, min(rows_of_pass(view, self.tokens.shape[1]), self._rows_predicted(view)))
 
     def recorded(self, view: AttentionView) -> dict[str, Any]:
-        """Return a dict for the attrs of a table: n_sequences, batch (sequences per run), tokens_sha256, and notes
-        about the prompts.
+        """Return a dict for the attrs of a table: n_sequences, batch (sequences per run), strip (queries at a time, of
+        long prompts), tokens_sha256, and notes about the prompts.
         """
         counts = {"n_sequences": len(self.tokens), "batch": self.rows_at_once(view)}
-        return {**counts, "tokens_sha256": self.digest, **self.noted}
+        return {**counts, **run_noted(view, self.tokens.shape[1]), "tokens_sha256": self.digest, **self.noted}
 
     def _rows_predicted(self, view: AttentionView) -> int:
         """Return how many sequences one run on the model's device may have, by the memory of their predicted logits."""

@@ -5,7 +5,7 @@ import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from squares import Squares
 from zoo import shared
 
 from tlspectral.errors import UnsupportedArchitecture
@@ -16,22 +16,6 @@ from tlspectral.models.running.passes import whole_logits
 from tlspectral.models.running.striped import ByStrips, NotByStrips
 
 N = 211  # no size of the models
-
-
-class Squares(TorchDispatchMode):
-    """Counts tensors with two axes of N or more."""
-
-    __module__ = "torch.tests"  # modes of users run the model's own attention
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and sum(size >= N for size in result.shape) > 1:
-            self.found.append((str(func), tuple(result.shape)))
-        return result
 
 
 def seen_strips(view, tokens, what="pattern"):
@@ -55,12 +39,12 @@ def test_no_matrix_of_all_queries_and_keys_is_made(name):
     view = attention_view(shared("bridge", name))
     tokens = zoo.prompt(1, 127 if name == "gptj" else N)
     whole_logits(view, zoo.prompt(1, 5))  # what is checked once per model
-    with strips_of(50), Squares() as squares:
+    with strips_of(50), Squares(N) as squares:
         strips, _ = seen_strips(view, tokens)
     assert squares.found == []
     if name != "gptj":
         assert strips[0] == [(0, 50), (50, 100), (100, 150), (150, 200), (200, N)]
-        with Squares() as squares:
+        with Squares(N) as squares:
             whole_logits(view, tokens)
         assert squares.found  # the model's own attention makes some
 

@@ -240,8 +240,7 @@ def _measured(
         warn_caller(note.message)
     counts = {"n_reference": n_reference, "n_judged": len({*distinct[~known.numpy()].tolist()})}
     counts |= replace(packed, notes=(*packed.notes, *notes)).noted
-    if all("scores" in view.hook_names(layer) for layer in chosen):  # scores that are rebuilt are whole
-        counts |= strips_noted(strips_for(view, packed.tokens.shape[1]))
+    counts |= strips_noted(strips_for(view, packed.tokens.shape[1]))
     left_out = [] if reference is None else known.nonzero().flatten().tolist()
     return measured_kernels(view, chosen, packed, back, averaged, ~known, reference_prompts), back, counts, left_out
 

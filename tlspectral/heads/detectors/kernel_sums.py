@@ -20,10 +20,15 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import summed, with_gain_and_phase
 from tlspectral.errors import EditNotHonored
-from tlspectral.heads.detectors.rotated_keys import at_pattern
-from tlspectral.models.attention.head_scores import rebuilt_scores, rotation_tables
+from tlspectral.models.attention.head_scores import (
+    HeadScores,
+    joined_scores,
+    rotation_tables,
+    scores_of_groups,
+)
 from tlspectral.models.attention.run_scores import require_own_pattern
-from tlspectral.models.hooking.strips import OfStrips, Strip, strip_of
+from tlspectral.models.hooking.placing import holding
+from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.models.reading.view import AttentionView
@@ -110,14 +115,24 @@ class LayerKernels:
 
             return [*hooks, (names["scores"], OfStrips(add))]
 
-        def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
-            mask = ~self.view.reader.seen_keys(self.view.model, self.layer, pattern.shape[-1]).cpu()
-            scores = rebuilt_scores(self.view, self.layer, captured).total.masked_fill(mask, -torch.inf)
-            require_own_pattern(scores, pattern, pattern.dtype, f"layer {self.layer}")
-            self._add_scores(scores, strip_of(pattern), real, judged)
-            captured.clear()
+        captured: dict[str, Tensor] = {}
+        rebuilt: list[HeadScores] = []  # of all queries, until the last strip
 
-        return [*hooks, *at_pattern(self.view, self.layer, rebuild)]
+        def rebuild(pattern: Tensor, strip: Strip, hook: Any) -> None:
+            if strip.is_first:
+                rebuilt[:] = scores_of_groups(self.view, self.layer, captured)
+                captured.clear()
+            mask = ~self.view.reader.seen_keys(self.view.model, self.layer, strip.n_keys, strip.start).cpu()
+            of_strip = [scores.of_queries(strip.queries) for scores in rebuilt]
+            scores = joined_scores(self.view.raw(self.layer), of_strip).total.masked_fill(mask, -torch.inf)
+            require_own_pattern(scores, pattern.detach().cpu(), pattern.dtype, f"layer {self.layer}")
+            self._add_scores(scores, strip, real, judged)
+            if strip.is_last:
+                rebuilt.clear()
+
+        held = (names[point] for point in ("residual", "cos", "sin") if point in names)
+        kept = holding(captured, (name for name in held if name in self.view.hook_points))
+        return [*hooks, *kept, (names["pattern"], OfStrips(rebuild))]
 
     def _add_mean(
         self, side: Literal["query", "key"], counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any

@@ -13,11 +13,12 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
-from tlspectral.hooks.sweeps.sweep import SEQUENCES, chosen_heads, intact_attrs, placed_parts
+from tlspectral.hooks.sweeps.sweep import ADVICE, SEQUENCES, chosen_heads, intact_attrs, placed_parts
 from tlspectral.hooks.sweeps.sweep_jobs import sweep_jobs
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.models.running.batches import TOKENS_OF_JOB
+from tlspectral.models.running.long_prompts import refuse_long
 from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement, stacked
@@ -117,6 +118,7 @@ def band_effects(
         by_layer = chosen_heads(view, pairs, bands[0])
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
         sequences = task_sequences(view, chosen_task)
+        refuse_long(sequences.tokens.shape[1], "a sweep over bands needs", ADVICE)
         draws = counted(draws, 0, "draws is how many random sets each band has")
         asked, placed = placed_parts(view, sequences, bands, listed_positions(at))
         positions = {} if at is None else {"positions": {str(name): places.tolist() for name, places in asked}}

@@ -15,7 +15,7 @@ from torch import Tensor
 from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
 from tlspectral.errors.settings import checked_settings
 from tlspectral.hooks.parts import Part, PartName, part_of
-from tlspectral.hooks.parts.checked_calls import bound_parts
+from tlspectral.hooks.parts.checked_calls import acts_by_strip, bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.controls import SETS, SetControl, set_control
@@ -40,6 +40,9 @@ from tlspectral.tasks.identity import content_digest, is_own_code, sequences_ide
 from tlspectral.tasks.metric_value import values_of_rows
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
+
+ADVICE = "evaluate the task inside tls.ablate(model, head, part), one head at a time, or "
+"""What to do in place of a sweep over parts of scores on long prompts."""
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -142,8 +145,7 @@ def ablation_sweep(
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
         sequences = task_sequences(view, chosen_task)
         if removed.acts_on == "scores" or screen is not None:
-            advice = "evaluate the task inside tls.ablate(model, head, part), one head at a time, or "
-            refuse_long(sequences.tokens.shape[1], "a sweep over parts of scores, or with a screen, needs", advice)
+            refuse_long(sequences.tokens.shape[1], "a sweep over parts of scores, or with a screen, needs", ADVICE)
         draws = _check(removed, control, draws, screen, at, of_sets=sets is not None)
         # A part with positions of its own is removed there, and the table has no column `position`.
         listed = listed_positions(at) if removed.at is None else [removed.at]
@@ -191,6 +193,9 @@ def ablation_sweep(
             table["position"] = [str(asked[index][0]) for index in place]
             table = table.sort_values(["layer", "head"], kind="stable", ignore_index=True)
         table["part"] = part if isinstance(part, str) else removed.name
+        recorded = sequences.recorded(view)
+        if removed.acts_on != "z" and not acts_by_strip(removed):  # a user's part gets whole matrices
+            recorded.pop("strip", None)
         return measurement.table(
             table,
             **attrs,
@@ -199,7 +204,7 @@ def ablation_sweep(
             **({"control_of_sets": {name: one.kind for name, one in controls.items()}} if controls else {}),
             draws=per_head,
             higher_is_better=sequences.higher_is_better,
-            **sequences.recorded(view),
+            **recorded,
         )
 
 

@@ -26,7 +26,8 @@ from tlspectral.hooks.sweeps.layer_effects import (
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import TOKENS_OF_JOB, batch_on, filled
 from tlspectral.models.running.continued_runs import continued_run
-from tlspectral.models.running.partial_runs import IntactRun
+from tlspectral.models.running.long_prompts import is_long
+from tlspectral.models.running.partial_runs import IntactRun, share_behind
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.task_sequences import TaskSequences
@@ -66,13 +67,14 @@ def sweep_jobs(
         own: dict[Any, Any] = {**(chosen if of_sets else chosen[index])}
         length = sequences.tokens.shape[1] - (0 if part.at is None else int(part.at.min()))
         n_tokens = len(sequences.tokens) * length
+        runs: dict[tuple[Any, ...], int]
         if of_sets:
-            sizes = {names: runs * n_tokens for names, runs in _set_replays(view, own, per_head).items()}
+            runs = {**_set_replays(view, own, per_head)}
         else:
-            runs = {layer: len(heads) * (1 + per_head) for layer, heads in own.items()}  # controls included
+            runs = {(layer,): len(heads) * (1 + per_head) for layer, heads in own.items()}  # controls included
             if part.beside_heads:
-                runs = {layer: min(n, view.n_heads(layer)) for layer, n in runs.items()}
-            sizes = {(layer,): n * n_tokens for layer, n in runs.items()}
+                runs = {(layer,): min(n, view.n_heads(layer)) for (layer,), n in runs.items()}
+        sizes = {keys: n * n_tokens for keys, n in runs.items()}
         for together in filled(sizes, tokens):
             group = {key: own[key] for keys in together for key in keys}
             numbers = [[*own].index(key) for key in group] if of_sets else group
@@ -80,7 +82,11 @@ def sweep_jobs(
             make = partial(set_table if of_sets else _table, part, sequences, per_head, seed, group)
             name = f"{label}_at{index}" if numbered else label
             items = len(group) if of_sets else sum(map(len, group.values()))
-            jobs.append((index, Job(f"{name}_{'set' if of_sets else 'L'}{which}", make, items=items)))
+            passes = 0.0
+            if is_long(length):  # otherwise the work is short
+                begun = {keys: min(own[keys[0]]) if of_sets else int(keys[0]) for keys in together}
+                passes = sum(runs[keys] * share_behind(view, layer) for keys, layer in begun.items())
+            jobs.append((index, Job(f"{name}_{'set' if of_sets else 'L'}{which}", make, items=items, passes=passes)))
     return jobs
 
 

@@ -397,6 +397,13 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
     cannot be read, ScoreMismatch if the model rotates by other angles, ValueError if the prompt is too long for one
     score scale.
     """
+    return joined_scores(view.raw(index), scores_of_groups(view, index, captured))
+
+
+def scores_of_groups(view: AttentionView, index: int, captured: dict[str, Tensor]) -> list[HeadScores]:
+    """Return a layer's scores as `rebuilt_scores` does, but not yet computed: a list of `HeadScores`, in the order of
+    heads.
+    """
     raw = view.raw(index)
     residual = captured[view.hook_names(index)["residual"]]
     require_even_scale(raw, index, residual.shape[-2])
@@ -410,12 +417,20 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
         group_tables = tables
         if tables is not None and raw.rotary is not None and raw.rotary.per_head:
             group_tables = (tables[0][heads], tables[1][heads])
-        scores = HeadScores.of_stream(fold_attention(group, index), residual, group_tables)
-        by_group.append((scores.whole(), scores.inside()))
-    whole, inside = (torch.cat(terms, dim=1) for terms in zip(*by_group, strict=True))
+        by_group.append(HeadScores.of_stream(fold_attention(group, index), residual, group_tables))
+    return by_group
+
+
+def joined_scores(raw: RawAttention, by_group: list[HeadScores]) -> RebuiltScores:
+    """Return the scores of all heads of a layer as `RebuiltScores`.
+
+    raw: the layer's settings. by_group: scores of its heads, from `scores_of_groups`, or of some of their queries.
+    """
+    whole = torch.cat([scores.whole() for scores in by_group], dim=1)
+    inside = torch.cat([scores.inside() for scores in by_group], dim=1)
     outside = whole - inside
     if raw.alibi is not None:
-        outside = outside + raw.alibi.bias(torch.arange(residual.shape[-2]))[:, None]
+        outside = outside + raw.alibi.bias(torch.arange(whole.shape[-1]))[:, None]
     return RebuiltScores(softcapped(inside + outside, raw.softcap), inside, outside)
 
 

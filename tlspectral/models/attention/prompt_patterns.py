@@ -1,14 +1,18 @@
 """The attention patterns of some heads on one prompt, as the model computes them."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.passes import capture_until
+from tlspectral.models.running.long_prompts import strips_for
+from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 
@@ -31,22 +35,34 @@ def prompt_patterns(
 
 
 def patterns_of(
-    view: AttentionView, by_layer: Mapping[int, list[int]], tokens: Int[Tensor, "sequences pos"]
+    view: AttentionView,
+    by_layer: Mapping[int, list[int]],
+    tokens: Int[Tensor, "sequences pos"],
+    queries: slice | None = None,
 ) -> list[Float[np.ndarray, "query key"]]:
     """Run the model in `view` on one prompt; return a list with the attention pattern [query, key] of each head, sorted
     by layer.
 
-    by_layer: from layer to heads. tokens: the prompt's ids [1, pos]. The model runs once, under the hooks that are on
-    it. Raises ValueError for several prompts or more than `MOST_TOKENS` tokens, UnsupportedArchitecture if a layer does
-    not return its attention.
+    by_layer: from layer to heads. tokens: the prompt's ids [1, pos]. queries: start and stop of the rows that are
+    returned, at most `MOST_TOKENS`; None: all of a prompt of at most so many tokens. All keys are columns. The model
+    runs once, under the hooks that are on it; of a long prompt no whole pattern is made. Raises ValueError for several
+    prompts or too many tokens, UnsupportedArchitecture if a layer does not return its attention.
     """
     n_sequences, length = tokens.shape
-    if n_sequences != 1 or length > MOST_TOKENS:
+    asked = queries or slice(0, length)
+    if n_sequences != 1 or asked.stop - asked.start > MOST_TOKENS:
         raise ValueError(
             f"found {n_sequences} prompts of {length} tokens, and one prompt of up to {MOST_TOKENS} tokens can be "
             "drawn: give one short prompt"
         )
-    names = {layer: view.hook_names(layer)["pattern"] for layer in sorted(by_layer)}
-    captured = capture_until(view, tokens, [*names.values()], last=[*names.values()][-1])
-    whole = {layer: captured[name].float().mean(0).cpu().numpy() for layer, name in names.items()}
-    return [whole[layer][head] for layer in names for head in by_layer[layer]]
+    strips_for(view, length)  # refuses a long prompt of a model that would make whole patterns
+    rows: dict[int, list[Tensor]] = {}
+
+    def keep(layer: int, pattern: Tensor, strip: Strip, hook: Any) -> None:
+        first, last = (min(max(edge, strip.start), strip.stop) for edge in (asked.start, asked.stop))
+        found = pattern[0, by_layer[layer], first - strip.start : last - strip.start].detach().float().cpu()
+        rows.setdefault(layer, []).append(torch.nn.functional.pad(found, (0, length - found.shape[-1])))
+
+    hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(keep, layer))) for layer in sorted(by_layer)]
+    run_until(view, tokens, hooks, last=hooks[-1][0])
+    return [pattern for layer in sorted(by_layer) for pattern in torch.cat(rows[layer], dim=1).numpy()]

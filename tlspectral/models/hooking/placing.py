@@ -211,11 +211,18 @@ def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
     point: the hook point (a module). edit: the function that was placed.
     """
     placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
-    place = next((index for index, other in enumerate(placed) if getattr(other, "hook", other) == edit), None)
+    place = next((index for index, other in enumerate(placed) if _holds(other, edit)), None)
     if place is None:
         return False
     rows = _rows_of(placed[place])
     return all(rows is not None and rows.apart_from(_rows_of(other)) for other in placed[:place])
+
+
+def _holds(placed: Any, edit: Callable[..., Any]) -> bool:
+    """Return True if `placed` is the hook `edit`, or a wrapper around it, such as `OfRows` around `OfStrips`."""
+    while placed != edit and hasattr(placed, "hook"):
+        placed = placed.hook
+    return placed == edit
 
 
 def _rows_of(placed: Any) -> OfRows | None:

@@ -23,11 +23,12 @@ from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 _NAMED = 6  # places in a warning
 _OF_LOADING = ("tlspectral.spectral_rope.", "tlspectral.models.running.cache_name.")  # hooks of models made here
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", *_OF_LOADING)
+_CHECKING = ("jaxtyping.", "beartype.", "typeguard.")
 # These libraries replace methods by others that compute the same. In torch only these three modules do so. Any other
 # function of torch in the place of a method was put there by the user.
 _REPLACING = (
     "transformer_lens.", "transformers.", "accelerate.", "tlspectral.", "peft.", "kernels.", "liger_kernel.",
-    "torch._dynamo.", "torch.distributed.", "torch.utils._contextlib.", "jaxtyping.", "beartype.", "typeguard.",
+    "torch._dynamo.", "torch.distributed.", "torch.utils._contextlib.", *_CHECKING,
 )  # fmt: skip
 _READ = ("transformer_lens", "transformers", "torch")  # methods of their classes are checked for replacements
 _UTILITIES = "torch.nn.utils."  # weight_norm, spectral_norm and prune change a weight in front of each pass
@@ -247,6 +248,11 @@ def _replaced_in_classes(kinds: Iterable[type]) -> Iterator[Acting]:
 def of_a_library(hook: Callable[..., Any]) -> bool:
     """Return True if a hook belongs to a library, judged by the module in which its function is defined."""
     return all(_is_of(_LIBRARIES, home) and not home.startswith(_UTILITIES) for home in _homes(hook))
+
+
+def of_this_library(hook: Callable[..., Any]) -> bool:
+    """Return True if a hook is a function of tlspectral, also one whose types are checked."""
+    return all(_is_of(("tlspectral.", *_CHECKING), home) for home in _homes(hook))
 
 
 def _homes(function: Any) -> Iterator[str]:

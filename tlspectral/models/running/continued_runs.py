@@ -19,6 +19,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import batch_on, in_batches, rows_of_pass, rows_of_scores
 from tlspectral.models.running.growing_batch import BlockArguments, growing_batch
 from tlspectral.models.running.key_value_cache import Prefill, joined, prefill
+from tlspectral.models.running.long_prompts import is_long
 from tlspectral.models.running.partial_runs import IntactRun, begins_whole, noting_arguments, unembedding_only
 
 # Relative root mean square difference of the unembedding's input, between the intact run and a run after kept keys.
@@ -133,12 +134,12 @@ class ContinuedRun:
 def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
     """Return a run that continues an intact run from position `first`, or None if whole sequences have to be run.
 
-    It is None at position 0; if later layers need more than a stream and a cache; if no cache is kept or a cached step
-    differs from an uncached pass; and under hooks of the user, which expect all positions. The latest result is kept in
-    `intact.continued` for the next call.
+    It is None at position 0; if so many queries follow that they run strip by strip; if later layers need more than a
+    stream and a cache; if no cache is kept or a cached step differs from an uncached pass; and under hooks of the user,
+    which expect all positions. The latest result is kept in `intact.continued` for the next call.
     """
     view = intact.view
-    if first <= 0 or begins_whole(view) or intact.unembedded is None:
+    if first <= 0 or is_long(intact.n_tokens - first) or begins_whole(view) or intact.unembedded is None:
         return None
     if first not in intact.continued:
         if user_hooks(view.model):

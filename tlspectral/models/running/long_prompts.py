@@ -23,7 +23,7 @@ from tlspectral.models.hooking.interrupts import uninterrupted
 from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook, without_hooks
 from tlspectral.models.hooking.strips import OfStrips, Strip, strips, takes_strips
-from tlspectral.models.hooking.user_hooks import acting_on
+from tlspectral.models.hooking.user_hooks import acting_on, of_this_library
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.striped import ByStrips, NotByStrips, Striped
@@ -53,6 +53,11 @@ def is_long(n_tokens: int) -> bool:
     return n_tokens >= _asked.get()[1]
 
 
+def prompt_strips(n_tokens: int) -> list[Strip]:
+    """Return the strips of a prompt of `n_tokens` tokens: one, unless it is long."""
+    return [*strips(n_tokens, _asked.get()[0])] if is_long(n_tokens) else [Strip(0, n_tokens, n_tokens)]
+
+
 def strips_for(view: AttentionView, n_tokens: int) -> list[Strip]:
     """Return the strips in which hooks that take strips get the scores and pattern of a prompt of `n_tokens` tokens.
 
@@ -68,7 +73,7 @@ def strips_for(view: AttentionView, n_tokens: int) -> list[Strip]:
             f"{view.source['model']}: prompts of {_asked.get()[1]:,} tokens or more are refused here, because {reason}"
             ", and memory would grow with the square of the prompt: give shorter prompts"
         )
-    return [*strips(n_tokens, _asked.get()[0])]
+    return prompt_strips(n_tokens)
 
 
 def refuse_long(n_tokens: int, what: str, advice: str) -> None:
@@ -85,6 +90,14 @@ def refuse_long(n_tokens: int, what: str, advice: str) -> None:
 def strips_noted(strips: list[Strip]) -> dict[str, int]:
     """Return the entry `strip` of a table's attrs: {"strip": queries of a strip}; {} if the prompt is one strip."""
     return {"strip": strips[0].stop} if len(strips) > 1 else {}
+
+
+def run_noted(view: AttentionView, n_tokens: int) -> dict[str, int]:
+    """Return the entry `strip` of the attrs of a table that needs no strips itself: as `strips_noted`, {} if the
+    model's own attention runs on prompts of `n_tokens` tokens.
+    """
+    own = not is_long(n_tokens) or whole_hooks(view) or why_whole(view)
+    return {} if own else strips_noted(prompt_strips(n_tokens))
 
 
 @uninterrupted
@@ -118,8 +131,13 @@ def _by_strips(view: AttentionView, run: Callable[[], Any]) -> Any:
                 if attention is not None:
                     attending = partial(_attending, mode, attention.forward)
                     placed.enter_context(methods_replaced(attention, {"forward": attending}))
-            for point in _points(view).values():
-                placed.enter_context(methods_replaced(point, {"_call_impl": partial(_passed, point._call_impl)}))
+            points = _points(view)
+            for name, point in view.hook_points.items():
+                if name in points:
+                    placed.enter_context(methods_replaced(point, {"_call_impl": partial(_passed, point._call_impl)}))
+                elif point._forward_hooks:
+                    called = partial(_by_itself, mode, point._call_impl)
+                    placed.enter_context(methods_replaced(point, {"_call_impl": called}))
             placed.enter_context(mode)
             return run()
     finally:
@@ -133,6 +151,15 @@ def _attending(mode: ByStrips, forward: Callable[..., Any], *given: Any, **named
         return forward(*given, **named)
     finally:
         mode.attending = False
+
+
+def _by_itself(mode: ByStrips, call: Callable[..., Any], activation: Any) -> Any:
+    """Call a hook point of other activations. What its hooks compute is not computed strip by strip."""
+    outer, mode.computing = mode.computing, True
+    try:
+        return call(activation)
+    finally:
+        mode.computing = outer
 
 
 def _passed(call: Callable[..., Any], activation: Any) -> Any:
@@ -158,10 +185,14 @@ def _points(view: AttentionView) -> dict[str, Any]:
 def whole_hooks(view: AttentionView) -> list[str]:
     """Return the names of hook points of scores and pattern at which some hook takes whole matrices, and the names of
     the user's changes inside the model (replaced methods and others), which may act on whole matrices too.
+
+    Hooks of the library on modules act on streams alone.
     """
     at_points = {id(point._forward_hooks) for point in view.hook_points.values()}
-    inside = [acting.name for acting in acting_on(view.model) if id(acting.holder) not in at_points]
-    return inside + [
+    inside = [acting for acting in acting_on(view.model) if id(acting.holder) not in at_points]
+    return [
+        acting.name for acting in inside if acting.holder is None or not of_this_library(acting.holder[acting.key])
+    ] + [
         name
         for name, point in _points(view).items()
         if not all(takes_strips(handle.user_hook) for handle in point.fwd_hooks)

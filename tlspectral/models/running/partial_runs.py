@@ -161,6 +161,11 @@ def begins_whole(view: AttentionView) -> bool:
     return hasattr(config, "altup_num_inputs") or not {"reuse", "shared"}.isdisjoint(modes)
 
 
+def share_behind(view: AttentionView, layer: int) -> float:
+    """Return the share of the model's layers that a replay from `layer` on runs."""
+    return 1.0 if begins_whole(view) else (view.n_layers - layer) / view.n_layers
+
+
 def intact_run(
     view: AttentionView,
     tokens: Int[Tensor, "sequences pos"],

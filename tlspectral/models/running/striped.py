@@ -170,6 +170,9 @@ class ByStrips(TorchFunctionMode):
             return self._triangle(func, *args, **kwargs)
         if name == "__getitem__":
             return self._indexed(func, *args)
+        if name == "narrow" and args[1] in range(args[0].ndim - 2):
+            _, axis, start, length = args
+            return self._indexed(Tensor.__getitem__, args[0], (*[slice(None)] * axis, slice(start, start + length)))
         if name in ("expand", "view", "reshape"):
             return self._reshaped(name, args[0], args[1] if isinstance(args[1], tuple | list) else args[1:])
         if name in _BY_ROW:
