@@ -1,8 +1,32 @@
-"""Attention sinks at several thresholds: how many there are, and what entropy and distance are without them.
+"""Attention sinks at several thresholds: how many there are, and what entropy and distance are without them; and sinks
+in long text.
 
 `python benchmarks/sinks.py measure MODEL` writes docs/results/sinks/MODEL.csv (two minutes of CPU for SmolLM2-135M or
 Gemma 3 270M on one thread), a row per threshold and layer; `python benchmarks/sinks.py page` prints the table of
 docs/results/sinks.md. Text is 64 x 64 tokens of the packaged book.
+
+    python benchmarks/sinks.py long MODEL LENGTH ROWS    # docs/results/sinks/long/MODEL-LENGTH.csv
+    python benchmarks/sinks.py long-page                 # the tables of docs/results/long_sinks.md
+
+Schedule of the second part, fixed before its first run (29 November 2026). Rows are cut from the packaged book, one
+behind the other, each with a start token: 4 rows of 8,192 tokens, for both models; for Gemma 3 270M also one row of up
+to 32,768 tokens, as long as the CPU budget allows. A sink is a key that `tls.heads.attention_sinks` finds: mean attention
+above max(.15, 4 / n), over heads and over all later queries at least 8 tokens behind it. Nothing is chosen after the
+run: every sink of every layer and row is in the stored table. Of each sink:
+
+* share: its mean attention, and share by distance of the query: 8 to 63, 64 to 511, 512 to 2,047, 2,048 or more tokens.
+* uniform: the mean of 1 / (keys that the query sees) over the same queries: a random key of these queries.
+* near: the mean share of the 32 nearest other keys of the row and layer that are no sinks.
+* elsewhere: the mean share of the key at the same position of the other rows, in the same layer.
+* same_token: how many judged keys of the row are the same token.
+
+Growth: the same rows, cut to their first 64, 512 and 2,048 tokens (the model is causal, so the attention of these tokens
+is the same): sinks per row at each length, in all layers together, first token apart. Number of sinks per row is said to
+grow if it is larger at 8,192 than at 512 tokens in every row. Layers, tokens and counts are described, not tested: four
+rows of one book carry no error.
+
+A key can also be a sink for a while. `for_a_while` counts keys that are no sinks, whose share of the queries 8 to 511
+tokens behind them exceeds .15 and 4 times uniform attention of these queries.
 """
 
 from collections.abc import Iterator
