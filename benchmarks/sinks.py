@@ -10,9 +10,9 @@ docs/results/sinks.md. Text is 64 x 64 tokens of the packaged book.
 
 Schedule of the second part, fixed before its first run (29 November 2026). Rows are cut from the packaged book, one
 behind the other, each with a start token: 4 rows of 8,192 tokens, for both models; for Gemma 3 270M also one row of up
-to 32,768 tokens, as long as the CPU budget allows. A sink is a key that `tls.heads.attention_sinks` finds: mean attention
-above max(.15, 4 / n), over heads and over all later queries at least 8 tokens behind it. Nothing is chosen after the
-run: every sink of every layer and row is in the stored table. Of each sink:
+to 32,768 tokens, as long as the CPU budget allows. A sink is a key that `tls.heads.attention_sinks` finds: mean
+attention above max(.15, 4 / n), over heads and over all later queries at least 8 tokens behind it. Nothing is chosen
+after the run: every sink of every layer and row is in the stored table. Of each sink:
 
 * share: its mean attention, and share by distance of the query: 8 to 63, 64 to 511, 512 to 2,047, 2,048 or more tokens.
 * uniform: the mean of 1 / (keys that the query sees) over the same queries: a random key of these queries.
@@ -20,19 +20,24 @@ run: every sink of every layer and row is in the stored table. Of each sink:
 * elsewhere: the mean share of the key at the same position of the other rows, in the same layer.
 * same_token: how many judged keys of the row are the same token.
 
-Growth: the same rows, cut to their first 64, 512 and 2,048 tokens (the model is causal, so the attention of these tokens
-is the same): sinks per row at each length, in all layers together, first token apart. Number of sinks per row is said to
-grow if it is larger at 8,192 than at 512 tokens in every row. Layers, tokens and counts are described, not tested: four
-rows of one book carry no error.
+Growth: the same rows, cut to their first 64, 512 and 2,048 tokens (the model is causal, so the attention of these
+tokens is the same): sinks per row at each length, in all layers together, first token apart. Number of sinks per row is
+said to grow if it is larger at 8,192 than at 512 tokens in every row. Layers, tokens and counts are described, not
+tested: four rows of one book carry no error.
 
 A key can also be a sink for a while. `for_a_while` counts keys that are no sinks, whose share of the queries 8 to 511
 tokens behind them exceeds .15 and 4 times uniform attention of these queries.
+
+Amended on 29 November 2026, before any number was read: Gemma 3 270M has two rows of 8,192 tokens first, two more and
+the longer row only if the CPU budget allows.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pandas as pd
@@ -41,20 +46,30 @@ import typer
 
 import tlspectral as tls
 from tlspectral.heads.detectors.heads import sequences_at_once
-from tlspectral.heads.detectors.sinks import LEAST, found_sinks
+from tlspectral.heads.detectors.sinks import LEAST, QUERIES, UNIFORM_TIMES, found_sinks
 from tlspectral.heads.detectors.spread import Spread
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.passes import run_until
-from tlspectral.models.running.text import text_tokens
+from tlspectral.models.running.text import text_tokens, token_text
 
 FOLDER = Path("docs/results/sinks")
+WORK = Path("out/sinks")
+"""Folder of the rows that `long` has finished, from which it resumes."""
 MODELS = {"smollm2-135m": "SmolLM2-135M", "gemma3-270m": "Gemma 3 270M"}
 SEQUENCES, LENGTH = 64, 64
 THRESHOLDS = (0.05, 0.1, LEAST, 0.2, 0.25, 0.3, 0.4)
 GROUPS = {"smollm2-135m": ((0, 2), (3, 9), (10, 10), (12, 29)), "gemma3-270m": ((0, 17),)}
 """Layers that the page takes together, first and last."""
+
+CUTS = (64, 512, 2048)
+"""Lengths to which the rows of long text are cut, to see whether sinks become more."""
+BINS = (8, 64, 512, 2048)
+"""Least distance of the queries of each bin; the last bin has no end."""
+NEAR = 32
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -113,6 +128,119 @@ def _row(layers: str, said: str, without: list[str], values: pd.Series, digits: 
 
 def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}".removeprefix("0" if value < 1 else "")
+
+
+@dataclass
+class ByDistance:
+    """Attention that each key of one row gets, by distance of the query, added up in hooks while the row runs.
+
+    sums, counts, uniform: from layer to [bins, keys]: attention, mean over heads; queries; and 1 / (keys that a query
+    sees), each summed over the queries of a bin.
+    """
+
+    view: AttentionView
+    width: int
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    counts: dict[int, torch.Tensor] = field(default_factory=dict)
+    uniform: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def hooks(self) -> list[Hook]:
+        """Return a hook for the pattern of each layer."""
+        return [
+            (self.view.hook_names(layer)["pattern"], OfStrips(partial(self._add, layer))) for layer in self.view.layers
+        ]
+
+    def _add(self, layer: int, pattern: torch.Tensor, strip: Strip, hook: Any) -> None:
+        if strip.is_first:
+            for each in (self.sums, self.counts, self.uniform):
+                each[layer] = torch.zeros(len(BINS), self.width, dtype=torch.float64)
+        keys = slice(strip.n_keys)
+        seen = self.view.reader.seen_keys(self.view.model, layer, strip.n_keys, strip.start)
+        behind = torch.arange(strip.start, strip.stop)[:, None] - torch.arange(strip.n_keys)
+        attention, evenly = pattern[0].mean(0), (1.0 / seen.sum(1))[:, None]
+        for number, (least, end) in enumerate(zip(BINS, [*BINS[1:], self.width], strict=True)):
+            own = seen & (behind >= least) & (behind < end)
+            self.counts[layer][number, keys] += own.sum(0)
+            self.sums[layer][number, keys] += (attention * own).sum(0)
+            self.uniform[layer][number, keys] += (evenly * own).sum(0)
+
+
+def long_row(view: AttentionView, tokens: torch.Tensor) -> dict[str, Any]:
+    """Return sinks and shares of one row of token ids [1, pos], each from layer to an array over keys.
+
+    `share, decided, found` are those of `attention_sinks`; `sums, counts, uniform` as in `ByDistance`. `cuts` has the
+    sinks of the row's first tokens, by length.
+    """
+    by_distance = ByDistance(view, tokens.shape[1])
+    with view.hooks_on(by_distance.hooks()):
+        sinks = found_sinks(view, even_rows(tokens), view.layers, 1)
+    cuts = {}
+    for cut in (cut for cut in CUTS if cut < tokens.shape[1]):
+        of_cut = found_sinks(view, even_rows(tokens[:, :cut]), view.layers, 1)
+        cuts[cut] = {layer: keys[0].nonzero()[:, 0].tolist() for layer, keys in of_cut.found.items()}
+    return {
+        "tokens": tokens[0],
+        "share": {layer: share[0] for layer, share in sinks.share.items()},
+        "decided": {layer: keys[0] for layer, keys in sinks.decided.items()},
+        "found": {layer: keys[0] for layer, keys in sinks.found.items()},
+        **{name: getattr(by_distance, name) for name in ("sums", "counts", "uniform")},
+        "cuts": cuts,
+    }
+
+
+@app.command()
+def long(model_name: str, length: int, rows: int) -> None:
+    """Find the sinks of long rows, and write a row per sink, and a row per row of text and layer."""
+    torch.set_num_threads(1)
+    view = attention_view(tls.load_model(model_name))
+    tokens = text_tokens(view, None, n_sequences=rows, sequence_length=length)
+    WORK.mkdir(parents=True, exist_ok=True)
+    for row in range(len(tokens)):
+        file = WORK / f"{model_name}-{length}-{row}.pt"
+        if not file.exists():
+            begun = process_time()
+            made = long_row(view, tokens[row : row + 1])
+            torch.save({**made, "seconds": process_time() - begun}, file)
+    made = [torch.load(WORK / f"{model_name}-{length}-{row}.pt") for row in range(len(tokens))]
+    print(f"{sum(one['seconds'] for one in made):.0f} CPU seconds")
+    found, counts = tables_of_rows(view, made)
+    (FOLDER / "long").mkdir(parents=True, exist_ok=True)
+    found.to_csv(FOLDER / "long" / f"{model_name}-{length}.csv", index=False, float_format="%.4g")
+    counts.to_csv(FOLDER / "long" / f"{model_name}-{length}-counts.csv", index=False, float_format="%.4g")
+
+
+def tables_of_rows(view: AttentionView, made: list[dict[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return a table with a row per sink, and one with a row per row of text and layer. `made`: see `long_row`."""
+    found, counts = [], []
+    for row, one in enumerate(made):
+        tokens = one["tokens"].tolist()
+        for layer in view.layers:
+            share, decided, sinks = (one[name][layer] for name in ("share", "decided", "found"))
+            by_bin = one["sums"][layer] / one["counts"][layer]
+            uniform = one["uniform"][layer].sum(0) / one["counts"][layer].sum(0)
+            a_while = slice(BINS.index(8), BINS.index(512))
+            n = one["counts"][layer][a_while].sum(0)
+            lately = one["sums"][layer][a_while].sum(0) / n
+            bound = (UNIFORM_TIMES * one["uniform"][layer][a_while].sum(0) / n).clamp_min(LEAST)
+            counts.append({
+                "row": row, "layer": layer, "judged": int(decided.sum()), "sinks": int(sinks.sum()),
+                "for_a_while": int((decided & ~sinks & (n >= QUERIES) & (lately > bound)).sum()),
+                **{f"sinks_{cut}": len(of_cut[layer]) for cut, of_cut in one["cuts"].items()},
+                **{f"first_{cut}": int(0 in of_cut[layer]) for cut, of_cut in one["cuts"].items()},
+            })  # fmt: skip
+            occurring = Counter(token for token, judged in zip(tokens, decided.tolist(), strict=True) if judged)
+            for key in sinks.nonzero()[:, 0].tolist():
+                others = (decided & ~sinks).nonzero()[:, 0]
+                near = others[(others - key).abs().argsort(stable=True)[:NEAR]]
+                elsewhere = [float(other["share"][layer][key]) for other in made if other is not one]
+                found.append({
+                    "row": row, "layer": layer, "key": key, "token": token_text(view, tokens[key]),
+                    "same_token": occurring[tokens[key]], "share": float(share[key]),
+                    **{f"share_{least}": float(by_bin[number, key]) for number, least in enumerate(BINS)},
+                    "uniform": float(uniform[key]), "near": float(share[near].mean()),
+                    "elsewhere": sum(elsewhere) / len(elsewhere) if elsewhere else float("nan"),
+                })  # fmt: skip
+    return pd.DataFrame(found), pd.DataFrame(counts)
 
 
 @app.command()
