@@ -29,6 +29,7 @@ A group alone is said to have a price if q < .05 (t test of its 8 paired differe
 by Benjamini-Hochberg). The joint price of a set is compared with the sum of its groups' prices alone.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from time import process_time
 
@@ -36,6 +37,8 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
+from matplotlib.figure import Figure
+from scipy.stats import t
 
 import tlspectral as tls
 from tlspectral.hooks.short_caches import CHOSEN
@@ -43,6 +46,7 @@ from tlspectral.hooks.sweeps.layer_effects import set_values
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.text import text_tokens
+from tlspectral.plots.style import GREY, INK, RED, dress, new_figure
 from tlspectral.tasks.metrics import next_token_loss
 from tlspectral.tasks.task_sequences import intact_values, task_sequences
 
@@ -126,6 +130,84 @@ def of_any_layers(view: AttentionView, rows: torch.Tensor, table: pd.DataFrame, 
         excess_draws_se=[error.tolist()],
         drawn_layers=" | ".join(" ".join(map(str, layers)) for layers in drawn[1:]),
     )
+
+
+def numbers(text: str) -> np.ndarray:
+    """Return the numbers of a cell that holds a list."""
+    return np.array(str(text).split(), dtype=float)
+
+
+def priced_sets() -> pd.DataFrame:
+    """Return a row per stored set, with `model`, `random` (mean price of the random sets) and `qvalue`."""
+    files = [(name, FOLDER / f"{name}-set{window}.csv") for name in MODELS for window in (WINDOW, WINDOW // 2)]
+    table = pd.concat([pd.read_csv(file).assign(model=name) for name, file in files if file.exists()])
+    table = table.reset_index(drop=True).assign(random=table["delta"].to_numpy() - table["excess"].to_numpy())
+    table["qvalue"] = tls.stats.benjamini_hochberg(table["excess_p"]).q
+    return table
+
+
+def priced_groups(model_name: str) -> pd.DataFrame:
+    """Return the stored row of each group of a model alone, with `pvalue` (t test over rows) and `qvalue`."""
+    table = pd.read_csv(FOLDER / f"{model_name}-groups.csv")
+    table["pvalue"] = 2 * t.sf((table["delta"] / table["delta_se"]).abs(), ROWS - 1)
+    table["qvalue"] = tls.stats.benjamini_hochberg(table["pvalue"]).q
+    return table
+
+
+def rows_of_page() -> Iterator[str]:
+    """Yield the rows of the tables of the page: sets, groups alone, the dearest groups."""
+    sets_of_models = priced_sets()
+    for row in sets_of_models.itertuples():
+        draws = numbers(row.excess_draws)
+        yield (
+            f"| {MODELS[row.model]} | {row.window} | {row.n_groups} | {row.loss - row.delta:.2f} | "
+            f"{row.delta:.3f} ± {row.delta_se:.3f} | {row.random:.3f} | {row.excess:.3f} ± {row.excess_se:.3f} | "
+            f"{draws.min():.3f} to {draws.max():.3f} | {row.excess_p:.3f} | {row.qvalue:.2f} |"
+        )
+    for name, title in MODELS.items():
+        alone = priced_groups(name)
+        chosen = sets_of_models[(sets_of_models["model"] == name) & (sets_of_models["window"] == WINDOW)].iloc[0]
+        own = alone["name"].isin(chosen["groups"].split())
+        yield (
+            f"| {title} | {len(alone)} | {(alone['qvalue'] < 0.05).sum()} | {alone['delta'].median():.4f} | "
+            f"{alone['delta'].sum():.3f} | {alone['delta'][own].sum():.3f} | {chosen['delta']:.3f} |"
+        )
+    for name, title in MODELS.items():
+        for row in priced_groups(name).nlargest(5, "delta").itertuples():
+            yield f"| {title} | {row.name} | {row.delta:.3f} ± {row.delta_se:.3f} | {row.qvalue:.3f} |"
+
+
+@app.command()
+def page() -> None:
+    """Print the rows of the tables of the page."""
+    for row in rows_of_page():
+        print(row)
+
+
+def figures() -> dict[str, Figure]:
+    """Return the figure of the page by file name: groups alone by layer, and chosen sets beside random sets."""
+    figure = new_figure(7.2, 4.2)
+    sets_of_models = priced_sets()
+    for number, (name, title) in enumerate(MODELS.items()):
+        axes, alone = figure.add_subplot(2, 2, 1 + number), priced_groups(name)
+        for found, color in ((False, GREY), (True, RED)):
+            some = alone[(alone["qvalue"] < 0.05) == found]
+            axes.errorbar(some["layer"], some["delta"], yerr=some["delta_se"], fmt="o", color=color, markersize=3)
+        axes.axhline(0, color=GREY, linewidth=0.8)
+        axes.set_xlabel("layer of the group")
+        axes.set_ylabel("price alone (nats)" if number == 0 else "")
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
+        dress(axes)
+        axes, own = figure.add_subplot(2, 2, 3 + number), sets_of_models[sets_of_models["model"] == name]
+        for place, row in enumerate(own.itertuples()):
+            drawn = row.delta - numbers(row.excess_draws)
+            axes.plot(drawn, np.full(len(drawn), -place - 0.2), "o", color=GREY, markersize=3, alpha=0.6)
+            axes.errorbar(row.delta, -place, xerr=row.delta_se, fmt="o", color=RED, markersize=5, capsize=2)
+        axes.set_yticks([-place for place in range(len(own))], [f"window {window}" for window in own["window"]])
+        axes.set_ylim(-len(own) + 0.4, 0.6)
+        axes.set_xlabel("price of half the groups together (nats)")
+        dress(axes)
+    return {"cache_prices.png": figure}
 
 
 if __name__ == "__main__":
