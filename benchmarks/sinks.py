@@ -31,10 +31,10 @@ tokens behind them exceeds .15 and 4 times uniform attention of these queries.
 Amended on 29 November 2026, before any number was read: Gemma 3 270M has two rows of 8,192 tokens first, two more and
 the longer row only if the CPU budget allows. Amended after the first row of SmolLM2 was seen, in which no key but the
 first token is a sink: keys that are sinks for a while are listed with the same numbers, and `lately` is their share of
-the queries 8 to 511 tokens behind them. The judgement of growth stays as it was. Also after this row: attention by token
-(MODEL-LENGTH-tokens.csv), all keys of one token together. In this row the 275 keys ` the` together get most attention
-of layers 3 to 10. Rows 1 to 3, not seen yet, decide: the finding holds if in each of them, in each of these layers,
-` the` gets the most attention of all tokens, and more than five times uniform attention.
+the queries 8 to 511 tokens behind them. The judgement of growth stays as it was. Also after this row: attention by
+token (MODEL-LENGTH-tokens.csv), all keys of one token together. In this row the 275 keys ` the` together get most
+attention of layers 3 to 10. Rows 1 to 3, not seen yet, decide: the finding holds if in each of them, in each of these
+layers, ` the` gets the most attention of all tokens, and more than five times uniform attention.
 """
 
 from collections import Counter
