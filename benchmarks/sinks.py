@@ -217,26 +217,28 @@ def long(model_name: str, length: int, rows: int) -> None:
 
 
 def attention_by_token(view: AttentionView, made: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return the `TOP` tokens of most attention of each row and layer, all keys of a token together.
+    """Return the `TOP` tokens of most attention of each row and layer, and the start token; all keys of a token as one.
 
     `attention` is the mean over heads and queries of the attention to these keys, as far as they stand 8 or more tokens
-    behind the query; `uniform` the same of a query that looks at all its keys alike; `above` counts keys with more than
-    4 times uniform attention. `made`: see `long_row`.
+    behind the query; `uniform` the same of a query that looks at all its keys alike. `above` counts keys with more than
+    4 times uniform attention, and `attention_above` is what these get. `made`: see `long_row`.
     """
     rows = []
     for row, one in enumerate(made):
         tokens, place = one["tokens"].unique(return_inverse=True)
         for layer in view.layers:
             sums, evenly = (one[name][layer].sum(0) for name in ("sums", "uniform"))
-            attention, uniform, above = (
-                torch.zeros(len(tokens), dtype=torch.float64).index_add_(0, place, each.double())
-                for each in (sums, evenly, sums > UNIFORM_TIMES * evenly)
+            more = (sums > UNIFORM_TIMES * evenly).double()
+            attention, uniform, above, of_above = (
+                torch.zeros(len(tokens), dtype=torch.float64).index_add_(0, place, each)
+                for each in (sums, evenly, more, sums * more)
             )
-            for found in attention.topk(TOP).indices.tolist():
+            for found in dict.fromkeys([*attention.topk(TOP).indices.tolist(), int(place[0])]):
                 rows.append({
                     "row": row, "layer": layer, "token": token_text(view, int(tokens[found])),
                     "keys": int((place == found).sum()), "above": int(above[found]),
                     "attention": float(attention[found]) / len(place), "uniform": float(uniform[found]) / len(place),
+                    "attention_above": float(of_above[found]) / len(place),
                 })  # fmt: skip
     return pd.DataFrame(rows)
 
