@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 import zoo
@@ -80,8 +79,31 @@ def test_the_sentences_of_the_page_are_those_of_the_stored_tables(benchmark, pag
     assert (top["token"] == " the").all()
     assert (top["attention"] > 5 * top["uniform"]).all()
     assert f"{top['attention'].min():.2f} to {top['attention'].max():.2f}".replace("0.", ".") in page
-    of_rows = benchmark.above_by_row(benchmark.table_of("smollm2-135m", "before"), benchmark.BEFORE["smollm2-135m"][2])
-    later = pd.DataFrame([[*behind, *others] for row, behind, others in of_rows if row > 0]).sum()
-    odds = [[later[1], later[0] - later[1]], [later[3], later[2] - later[3]]]
-    assert fisher_exact(odds).pvalue < 1e-6
-    assert f"{later[1]} of {later[0]} and {later[3]} of {later[2]}" in page
+    _, (row, behind, others) = benchmark.above_by_row(
+        benchmark.table_of("smollm2-135m", "before"), benchmark.BEFORE["smollm2-135m"][2]
+    )
+    assert row == 1
+    assert fisher_exact([[above, keys - above] for keys, above in (behind, others)]).pvalue < 1e-30
+    assert f"{behind[1]} of {behind[0]} and {others[1]} of {others[0]}" in page
+    assert (top["attention"] > 12 * top["uniform"]).all()
+    assert (top["attention_above"] >= 0.96 * top["attention"] - 1e-4).all()
+    assert (
+        f"{top['above'].min()} to {top['above'].max()} of {' and '.join(map(str, sorted({*top['keys']})))} keys" in page
+    )
+
+
+def test_sinks_become_fewer_and_fade(benchmark, page):
+    found, counts = (benchmark.table_of("smollm2-135m", kind) for kind in ("sinks", "counts"))
+    others = (counts["sinks_512"] - counts["first_512"]).groupby(counts["row"]).sum()
+    assert f"{others[0]} and {others[1]} sinks other than the first token" in page
+    one = found[(found["row"] == 0) & (found["layer"] == 4) & (found["key"] == 7)].iloc[0]
+    shares = [f"{one[f'share_{least}']:.2f}".removeprefix("0") for least in benchmark.BINS]
+    assert f"gets {shares[0]} of the attention" in page
+    assert f"{shares[1]} from 64 to 511, {shares[2]} from 512 to 2,047, and {shares[3]} beyond" in page
+    first = found[found["sink"]]["share"]
+    assert f"{first.min():.2f} to {first.max():.2f} in 8,192".replace("0.", ".") in page
+    a_while = found[~found["sink"]]
+    assert {*zip(a_while["row"], a_while["key"], strict=True)} == {(0, 7), (0, 27), (1, 0), (1, 76)}
+    assert f"{found['uniform'].min():.4f} to {found['uniform'].max():.4f}".replace("0.", ".") in page
+    assert found["near"].max() < 0.002
+    assert found.loc[found["key"] > 0, "elsewhere"].max() < 0.002
