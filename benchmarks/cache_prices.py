@@ -42,6 +42,7 @@ import pandas as pd
 import torch
 import typer
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
 import tlspectral as tls
@@ -158,6 +159,7 @@ def figures() -> dict[str, Figure]:
             some = alone[(alone["qvalue"] < 0.05) == found]
             axes.errorbar(some["layer"], some["delta"], yerr=some["delta_se"], fmt="o", color=color, markersize=3)
         axes.axhline(0, color=GREY, linewidth=0.8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("layer of the group")
         axes.set_ylabel("price alone (nats)" if number == 0 else "")
         axes.set_title(title, fontsize=10, color=INK, loc="left")

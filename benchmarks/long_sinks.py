@@ -48,6 +48,7 @@ import pandas as pd
 import torch
 import typer
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 import tlspectral as tls
 from tlspectral.heads.detectors.sinks import LEAST, QUERIES, UNIFORM_TIMES, found_sinks
@@ -67,9 +68,12 @@ CUTS = (64, 512, 2048)
 """Lengths to which the rows of long text are cut, to see whether sinks become more."""
 BINS = (8, 64, 512, 2048)
 """Least distance of the queries of each bin; the last bin has no end."""
-GROUPS = {"smollm2-135m": ((0, 2), (3, 10), (11, 11), (12, 29)), "gemma3-270m": ((0, 17),)}
-TOKEN_GROUPS = {"smollm2-135m": (*((layer, layer) for layer in range(12)), (12, 29)), "gemma3-270m": ((0, 17),)}
+_OF_GEMMA = ((0, 0), (1, 1), (2, 4), (5, 5), (6, 10), (11, 11), (12, 16), (17, 17))  # 5, 11 and 17 have no window
+GROUPS = {"smollm2-135m": ((0, 2), (3, 10), (11, 11), (12, 29)), "gemma3-270m": _OF_GEMMA}
+TOKEN_GROUPS = {"smollm2-135m": (*((layer, layer) for layer in range(12)), (12, 29)), "gemma3-270m": _OF_GEMMA}
 """Layers that the page of long text takes together in its two tables."""
+RED_TOKENS = {"smollm2-135m": " the", "gemma3-270m": "'"}
+"""The token that the figure shows in red."""
 NEAR, TOP, SHOWN = 32, 5, 0.01
 BEFORE = {"smollm2-135m": (" the", range(3, 11), (" in", " on", " into", " at"))}
 """A token that gets attention in some places and not in others, in which layers, and the tokens before these places."""
@@ -319,11 +323,13 @@ def figures() -> dict[str, Figure]:
         keys, tokens = table_of(name, "keys"), table_of(name, "tokens")
         start, axes = tokens["token"].iloc[0], figure.add_subplot(2, 2, 1 + number)
         keys = keys[keys["row"] == 0]
-        named = BEFORE[name][0] if name in BEFORE else None
+        named = RED_TOKENS[name]
         color = {start: GREY, named: RED}
         for label in (None, named, start):
             own = keys[~keys["token"].isin([*color])] if label is None else keys[keys["token"] == label]
-            axes.scatter(own["key"], own["layer"], s=200 * own["share"], color=color.get(label, BLUE), linewidths=0)
+            axes.scatter(
+                own["key"], own["layer"], s=200 * own["share"], color=color[label] if label else BLUE, linewidths=0
+            )
         axes.set_xlabel("position of the key")
         axes.set_ylabel("layer" if number == 0 else "")
         axes.set_title(title, fontsize=10, color=INK, loc="left")
@@ -335,6 +341,7 @@ def figures() -> dict[str, Figure]:
             own = [place for place in others.idxmax() if (place[0] == named) == top]
             axes.plot([layer for _, layer in own], mean[own].to_numpy(), "o", color=shade, markersize=4)
         axes.plot(mean[start].index, mean[start].to_numpy(), "o-", color=GREY, markersize=3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("layer")
         axes.set_ylabel("attention" if number == 0 else "")
         axes.set_ylim(0, 1)
