@@ -169,6 +169,7 @@ def figures() -> dict[str, Figure]:
             drawn = row["delta"] - numbers(row["excess_draws"])
             axes.plot(drawn, np.full(len(drawn), -0.4), "o", color=GREY, markersize=3, alpha=0.6)
         axes.errorbar(row["delta"], 0, xerr=row["delta_se"], fmt="o", color=RED, markersize=5, capsize=2)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_yticks([])
         axes.set_ylim(-0.8, 0.4)
         axes.set_xlabel("price of half the groups together (nats)")
