@@ -33,7 +33,8 @@ layers, ` the` gets the most attention of all tokens, and more than five times u
 keys ` the` have more than 4 times uniform attention in each of these layers: 41 of 42 behind ` in`, ` on`, ` into` and
 ` at`, and 38 of 234 behind other tokens. Rows 1 to 3 decide this too: it holds if the share behind these four tokens is
 the larger one in each row, and a Fisher test over the three rows has p < .05. Before any number of Gemma was read: it
-has one row of 4,096 tokens, and SmolLM2 has rows 0 and 1 alone, because the processor was shared by too many.
+has one row of 4,096 tokens (three more when time was left), and SmolLM2 has rows 0 and 1 alone, because the processor
+was shared by too many.
 """
 
 from collections import Counter
