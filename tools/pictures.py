@@ -19,10 +19,12 @@ from tlspectral.tables import read_table
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES, RESULTS = ROOT / "docs" / "images", ROOT / "docs" / "results"
 BENCHMARKS = (
+    "cache_prices",
     "circuits",
     "formation_order",
     "head_sets",
     "head_rankers",
+    "long_sinks",
     "modes",
     "on_text",
     "positional_256",

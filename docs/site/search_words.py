@@ -25,6 +25,8 @@ WORDS: dict[str, tuple[str, ...]] = {
         "KV cache",
         "kvpress",
     ),
+    "results/cache_prices.md": ("DuoAttention", "StreamingLLM", "mlx-lm", "KV cache compression", "KV cache eviction"),
+    "results/long_sinks.md": ("massive activations", "sink tokens"),
     "results/retrieval.md": ("retrieval head", "needle", "haystack", "LOCOS", "QRHead"),
     "grouped_keys.md": (
         "GQA",
