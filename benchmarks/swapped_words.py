@@ -1,6 +1,7 @@
 """B.5 of PS with words that swap, where a model answers; and how scores depend on tau and on the list of swaps.
 
     python benchmarks/swapped_words.py answers smollm2-135m      # who answers; also gemma3-270m
+    python benchmarks/swapped_words.py again gemma3-270m plain 16   # once more, on the lists of part 3
     python benchmarks/swapped_words.py train 0                   # a small model that answers; seeds 0, 1 and 2
     python benchmarks/swapped_words.py measure trained-0         # B.5; also a packaged model and its prompts
     python benchmarks/swapped_words.py sensitivity smollm2-135m  # tau and swaps; also gemma3-270m
@@ -182,6 +183,17 @@ def answers(name: str) -> None:
             rows.append({"model": name, "kind": kind, "pairs": pairs, **summary(table)})
             typer.echo(f"{rows[-1]} {time.process_time() - started:.0f} CPU s")
     pd.DataFrame(rows).to_csv(RUNS / f"{name}_answers.csv", index=False)
+
+
+@app.command()
+def again(name: str, kind: str, pairs: int) -> None:
+    """Ask a model in one kind of prompts on the ten lists of part 3, and keep the answers beside the first ones."""
+    torch.set_num_threads(1)
+    task = KINDS[kind](name, pairs)
+    table = asked(loaded(name), task, RUNS / f"again_{name}_{kind}_{pairs}", 2)
+    row = {"model": name, "kind": kind, "pairs": pairs, "lists": len(task.seeds(2)), **summary(table)}
+    typer.echo(row)
+    pd.DataFrame([row]).to_csv(RUNS / f"{name}_{kind}_{pairs}_again.csv", index=False)
 
 
 def summary(table: pd.DataFrame) -> dict[str, float]:
@@ -442,7 +454,8 @@ def words_and_keys(scores: dict[str, pd.DataFrame]) -> pd.DataFrame:
 @app.command()
 def page() -> None:
     """Write the tables of all models that were measured, and print them."""
-    answered = pd.concat([pd.read_csv(file) for file in sorted(RUNS.glob("*_answers.csv"))], ignore_index=True)
+    files = [*sorted(RUNS.glob("*_answers.csv")), *sorted(RUNS.glob("*_again.csv"))]
+    answered = pd.concat([pd.read_csv(file) for file in files], ignore_index=True).fillna({"lists": 4})
     answered.round(4).to_csv(FOLDER / "swapped_words_answers.csv", index=False)
     typer.echo(markdown_table(answered.round(2)))
     files = sorted(RUNS.glob("*_sensitivity_heads.csv"))
