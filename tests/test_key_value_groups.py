@@ -95,6 +95,7 @@ ONE_HEAD = {
     "k_composition": lambda m, head: tls.k_composition(m, head),
     "qk_attribution": lambda m, head: tls.qk_attribution(m, IDS[:1], head, -1, 0),
     "scores": lambda m, head: tls.scores(m, IDS[:1], head),
+    "plots.rotary_plane": lambda m, head: tls.plots.rotary_plane(m, head, 0, IDS[:1]),
     "hooks.check_hook": lambda m, head: tls.hooks.check_hook(m, [], head).found,
     "qk_operators": lambda m, head: tls.qk_operators(m)[head].w_q,
     "report.head_card": lambda m, head: tls.report.head_card(table_of(m), head).html,
@@ -181,7 +182,7 @@ def test_every_public_function_that_takes_heads_is_among_them():
 def test_where_one_head_is_needed_a_group_of_one_head_is_that_head(name):
     with pytest.raises(BadHead, match=r"L1KV0 is a key/value group of 2 heads, and here one head .* one of L1H0, L1H1"):
         ONE_HEAD[name](shared("bridge", "llama"), "L1KV0")
-    model = shared("bridge", "gpt2")
+    model = shared("bridge", "gptj" if name == "plots.rotary_plane" else "gpt2")
     assert_equal(ONE_HEAD[name](model, "L1KV1"), ONE_HEAD[name](model, "L1H1"))
 
 

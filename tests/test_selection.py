@@ -313,6 +313,7 @@ def test_whatever_takes_heads_refuses_two_readings(call, heads):
     "call",
     [
         lambda model, head: tls.scores(model, [[1, 2, 3]], head),
+        lambda model, head: tls.plots.rotary_plane(model, head, 0, [[1, 2, 3]]),
         lambda model, head: tls.qk_attribution(model, [[1, 2, 3]], head, -1, 0),
         lambda model, head: tls.head_directions(model, head, "qk"),
         lambda model, head: tls.k_composition(model, head),

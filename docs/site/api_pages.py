@@ -150,6 +150,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
             "plots.qk_attribution",
             "plots.positional_symbolic_plane",
             "plots.exclusion_plane",
+            "plots.rotary_plane",
             "report.report",
             "report.head_card",
             "report.HeadCard",

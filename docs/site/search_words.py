@@ -105,6 +105,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "training.md": ("RoPE", "rotary", "YaRN", "train"),
     "report.md": ("dashboard", "visualisation", "html"),
     "positional.md": ("positional", "symbolic", "binding"),
+    "gallery.md": ("rotary plane",),
 }
 """Pages by their file, with the words for which they are the answer."""
 

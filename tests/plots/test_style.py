@@ -72,6 +72,10 @@ OF_A_MODEL = {
         "without the first",
     ),
     "eigenvalues": (lambda: plots.eigenvalues(shared("bridge", "gpt2"), ["L0H1", "L1H0"]), "draws of its null"),
+    "rotary_plane": (
+        lambda: plots.rotary_plane(shared("bridge", "llama"), "L0H1", 0, torch.arange(9), key=4),
+        "after rotation",
+    ),
     "wall": (
         lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), table=made_up_heads.heads()),
         "Each square is one head",

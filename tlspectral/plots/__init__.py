@@ -17,6 +17,7 @@ from tlspectral.plots.effects import ablation_effects, kernel
 from tlspectral.plots.head_map import heads
 from tlspectral.plots.heads_on_sentence import wall
 from tlspectral.plots.positional_planes import exclusion_plane, positional_symbolic_plane
+from tlspectral.plots.rotary_plane import rotary_plane
 
 __all__ = [
     "ablation_effects",
@@ -30,6 +31,7 @@ __all__ = [
     "plane",
     "positional_symbolic_plane",
     "qk_attribution",
+    "rotary_plane",
     "wall",
 ]
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
 
 from tlspectral.hooks.attribution.score_terms import readable_group
 from tlspectral.hooks.attribution.stream_terms import traced_run
@@ -16,7 +18,7 @@ from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
-from tlspectral.models.reading.view import one_head
+from tlspectral.models.reading.view import AttentionView, one_head
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 from tlspectral.selection import Head, head_name
@@ -63,36 +65,58 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
         )
     with measured(model) as view:
         layer, index = one_head(view, head)
-        tokens = packed_prompts(view, prompt).tokens
-        if len(tokens) != 1:
-            raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts: give one of them")
-        raw, names, length = view.raw(layer), view.hook_names(layer), tokens.shape[1]
-        require_even_scale(raw, layer, length)
-        run = traced_run(view, tokens, layer, list(range(length)), sources=False)
-        tables = rotation_tables(view, raw.rotary, layer, length, run.captured)
-        group, first = readable_group(raw, index)
-        if tables is not None and group.rotary is not None and group.rotary.per_head:
-            rows = slice(first, first + len(group.w_q))
-            tables = tables[0][rows], tables[1][rows]
-        of_group = HeadScores.of_stream(fold_attention(group, layer), run.residual[None], tables)
-        of_head = replace(of_group.of_head(index - first), layer=raw, heads=[index])
-        whole = of_head.whole()[0, 0]
-        if raw.alibi is not None:
-            whole = whole + raw.alibi.bias(torch.arange(length))[index].to(whole)
-        seen = visible_keys(view, layer, length, run.captured).cpu()
-        seen = seen.expand(1, view.n_heads(layer), length, length)[0, index]
-        row = softcapped(whole, raw.softcap).masked_fill(~seen, -torch.inf)
-        pattern = run.captured[names["pattern"]][0, index].cpu().double()
-        require_own_pattern(row, pattern, raw.storage_dtype, f"layer {layer}")
+        tokens = one_prompt(view, prompt)
+        of_head, whole, seen = checked_scores(view, layer, index, tokens)
         shown = whole
         if removed is not None:
             bound = bound_parts(removed, view, {layer: [index]})
             # A layer that `bound` leaves out has nothing of this part.
             shown = -change_of(bound[layer], of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
-        texts = [token_text(view, token) for token in tokens[0].tolist()]
-        axes = [pd.MultiIndex.from_arrays([range(length), texts], names=[side, "token"]) for side in ("query", "key")]
+        texts = [token_text(view, token) for token in tokens.tolist()]
+        axes = [
+            pd.MultiIndex.from_arrays([range(len(tokens)), texts], names=[side, "token"]) for side in ("query", "key")
+        ]
         frame = pd.DataFrame(shown.numpy(), index=axes[0], columns=axes[1])
         name = None if removed is None else repr(removed)
         frame.attrs = {**view.origin([layer]), "head": head_name(layer, index), "part": name}
-        frame.attrs["softcap"] = raw.softcap
+        frame.attrs["softcap"] = of_head.layer.softcap
         return frame
+
+
+def one_prompt(view: AttentionView, prompt: Any) -> Int[Tensor, "pos"]:
+    """Return the token ids of a user's prompt (text or token ids). Raises ValueError for several prompts."""
+    tokens = packed_prompts(view, prompt).tokens
+    if len(tokens) != 1:
+        raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts: give one of them")
+    return tokens[0]
+
+
+def checked_scores(
+    view: AttentionView, layer: int, index: int, tokens: Int[Tensor, "pos"]
+) -> tuple[HeadScores, Float64[Tensor, "pos pos"], Bool[Tensor, "pos pos"]]:
+    """Run the model in `view` on one prompt. Return the `HeadScores` of one head, its scores, and the mask of keys that
+    its queries see.
+
+    `layer` and `index` name the head, `tokens` are ids of the prompt. Scores [query, key] are in float64, with biases
+    and ALiBi, before softcap and mask. Raises ScoreMismatch if the model's attention is not their softmax, and
+    UnsupportedArchitecture, BadWeights or ValueError for a layer that cannot be read on this prompt.
+    """
+    raw, names, length = view.raw(layer), view.hook_names(layer), len(tokens)
+    require_even_scale(raw, layer, length)
+    run = traced_run(view, tokens[None], layer, list(range(length)), sources=False)
+    tables = rotation_tables(view, raw.rotary, layer, length, run.captured)
+    group, first = readable_group(raw, index)
+    if tables is not None and group.rotary is not None and group.rotary.per_head:
+        rows = slice(first, first + len(group.w_q))
+        tables = tables[0][rows], tables[1][rows]
+    of_group = HeadScores.of_stream(fold_attention(group, layer), run.residual[None], tables)
+    of_head = replace(of_group.of_head(index - first), layer=raw, heads=[index])
+    whole = of_head.whole()[0, 0]
+    if raw.alibi is not None:
+        whole = whole + raw.alibi.bias(torch.arange(length))[index].to(whole)
+    seen = visible_keys(view, layer, length, run.captured).cpu()
+    seen = seen.expand(1, view.n_heads(layer), length, length)[0, index]
+    row = softcapped(whole, raw.softcap).masked_fill(~seen, -torch.inf)
+    pattern = run.captured[names["pattern"]][0, index].cpu().double()
+    require_own_pattern(row, pattern, raw.storage_dtype, f"layer {layer}")
+    return of_head, whole, seen
