@@ -172,7 +172,8 @@ SETTINGS = {
 LISTS = {"task", "swaps", "queries", "base", "controls"}  # these take other values too, such as lists
 
 
-RESULTS = {"HeadHistory", "HeadCard", "Wall", "PartialCorrelation", "Effect", "MetricValue"}  # users do not make them
+# Users do not make these.
+RESULTS = {"HeadHistory", "HeadCard", "Wall", "PartialCorrelation", "Effect", "MetricValue", "Receiver"}
 
 
 def public_functions():
