@@ -109,7 +109,9 @@ def test_the_file_holds_what_the_command_measures(benchmark, results):
     assert (results["tables"] <= benchmark.TABLES).all()
     whole = results[results["tables"] == benchmark.TABLES]  # a quarter of them has twice the error
     assert (whole.loc[whole["rate"].between(0.04, 0.06), "se"] < 0.008).all()
-    assert (results["tables"] >= benchmark.TABLES // 4).all()
+    # Rates of trained gates come from the stored models of benchmarks/planted_sets.py, which are few.
+    drawn = results[~results["test"].str.startswith("sufficient_heads")]
+    assert (drawn["tables"] >= benchmark.TABLES // 4).all()
 
 
 @pytest.mark.slow

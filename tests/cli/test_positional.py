@@ -12,6 +12,7 @@ from zoo_words import reader
 import tlspectral
 from tlspectral.positional import BindingTask, PromptFile, draws, positional_symbolic
 from tlspectral.tables import read_table, write_table
+from tlspectral.tables.printed import short_number
 
 SMALL = ["--task", "binding", "--pairs", "4", "--draws", "2"]
 
@@ -35,7 +36,7 @@ def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch,
     shown = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}, "frequencies": {"per_frequency": True}}
     scores = {name: positional_symbolic(reader("llama"), task, **settings, **by) for name, by in shown.items()}
     said = f"{task.name} on external, swaps all by {mode}, draws: 2\nanswer: mean probability "
-    said += f"{scores['heads'].attrs['answers']['probability']:.3g}, first"
+    said += f"{short_number(scores['heads'].attrs['answers']['probability'])}, first"
     assert said in done.output
     # Both ends of the index are named, with errors over the lists; a task that is not done comes with a warning.
     for kind, head in (("positional", "idxmax"), ("symbolic", "idxmin")):
