@@ -26,7 +26,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "kvpress",
     ),
     "results/cache_prices.md": ("DuoAttention", "StreamingLLM", "mlx-lm", "KV cache compression", "KV cache eviction"),
-    "results/long_sinks.md": ("massive activations", "sink tokens"),
+    "results/long_sinks.md": ("massive activations",),
     "results/retrieval.md": ("retrieval head", "needle", "haystack", "LOCOS", "QRHead"),
     "grouped_keys.md": (
         "GQA",

@@ -49,7 +49,7 @@ def rotary_plane(
 
     >>> import tlspectral as tls, torch
     >>> tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
-    >>> figure = tls.plots.rotary_plane(tls.load_model("tiny-rope"), "L0H3", 0, tokens, query=-1, key=-2)
+    >>> figure = tls.plots.rotary_plane(tls.load_model("tiny-rope"), "L0H3", 0, tokens, key=-2)
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['before rotation', 'after rotation']
 
