@@ -22,7 +22,7 @@ from tlspectral.hooks import path_patching
 from tlspectral.hooks.edges.measuring import by_kind, edge_columns
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.passes import capture_until
-from tlspectral.selection import head_pair
+from tlspectral.selection.heads_as_written import head_pair
 from tlspectral.tasks.repeated import repeated_sequences
 
 HEAD = "L18H6"

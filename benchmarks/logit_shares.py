@@ -28,7 +28,8 @@ import tlspectral as tls
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Content, Interaction, Position
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import whole_logits
 from tlspectral.positional import BlockPrompt
 from tlspectral.tasks.block_places import block_places

@@ -17,7 +17,8 @@ from measuring import seconds
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.text import text_tokens
-from tlspectral.selection import head_name, head_pair
+from tlspectral.selection.heads_as_written import head_pair
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.progress import bar
 
 SHOWN = ["dir_frac", "D_head", "rope_imag_frac", "prev", "dup", "ind"]

@@ -44,7 +44,8 @@ from tlspectral.hooks.sweeps.controls import head_sets
 from tlspectral.hooks.sweeps.layer_effects import set_values
 from tlspectral.models.reading import attention_view
 from tlspectral.plots.style import GREY, INK, RED, dress, new_figure
-from tlspectral.selection import head_name, head_pairs
+from tlspectral.selection.heads_as_written import head_pairs
+from tlspectral.selection.node_names import head_name
 from tlspectral.tasks.control_tests import control_test
 from tlspectral.tasks.task_sequences import intact_values, task_sequences
 

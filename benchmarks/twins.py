@@ -55,7 +55,7 @@ from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.models.reading import attention_view, measured
 from tlspectral.models.reading.layer import RawAttention
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, dress, legend_below, new_figure
-from tlspectral.selection import head_pair
+from tlspectral.selection.heads_as_written import head_pair
 from tlspectral.tasks.metric_value import sign_flip_p
 from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.tasks.task_sequences import Replays, intact_values, replayed_values, task_sequences

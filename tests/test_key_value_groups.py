@@ -16,8 +16,8 @@ from zoo import HAS_HOOKED, also_slow, needs_hooked, save_folder, shared
 import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import heads_by_layer, one_head
-from tlspectral.selection import head_pair, head_pairs, pair_in_table, pairs_in_table
+from tlspectral.models.reading.heads_of_model import heads_by_layer, one_head
+from tlspectral.selection.heads_as_written import head_pair, head_pairs, pair_in_table, pairs_in_table
 
 IDS = [[5, 6, 7, 8, 5, 6, 9, 8], [9, 3, 4, 7, 9, 3, 5, 7]]
 TASK = tls.Task(IDS, lambda logits, tokens, mask: logits[:, -1, 5] - logits[:, -1, 6], predict=-1)

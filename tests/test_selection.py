@@ -19,6 +19,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch
+from tlspectral.errors.settings import counted
 from tlspectral.heads.weight_columns import NullSettings
 from tlspectral.history.checkpoint_tables import HeadHistory
 from tlspectral.history.recording import _checked_pairs
@@ -27,17 +28,11 @@ from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import chosen_senders
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
-from tlspectral.models.reading.view import heads_by_layer
-from tlspectral.selection import (
-    Receiver,
-    chosen_part,
-    counted,
-    head_pair,
-    head_pairs,
-    naming_nodes,
-    pair_in_table,
-    read_receivers,
-)
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.selection.heads_as_written import head_pair, head_pairs, pair_in_table
+from tlspectral.selection.node_names import Receiver, naming_nodes
+from tlspectral.selection.parts_as_written import chosen_part
+from tlspectral.selection.receivers_as_written import read_receivers
 from tlspectral.spectral_rope.module import _chosen_heads
 from tlspectral.tasks.repeated import repeated_sequences
 

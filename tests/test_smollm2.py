@@ -13,7 +13,7 @@ import tlspectral as tls
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.text import text_tokens
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]

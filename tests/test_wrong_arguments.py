@@ -172,8 +172,7 @@ SETTINGS = {
 LISTS = {"task", "swaps", "queries", "base", "controls"}  # these take other values too, such as lists
 
 
-# Users do not make these.
-RESULTS = {"HeadHistory", "HeadCard", "Wall", "PartialCorrelation", "Effect", "MetricValue", "Receiver"}
+RESULTS = {"HeadHistory", "HeadCard", "Wall", "PartialCorrelation", "Effect", "MetricValue"}  # users do not make them
 
 
 def public_functions():

@@ -10,7 +10,7 @@ import zoo
 from command_line import refusal, succeed
 
 import tlspectral as tls
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables import read_table
 
 PROMPTS = ["w5 w6 w7 w8", "w9 w10", "w11 w12 w13"]

@@ -10,7 +10,7 @@ import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.heads.composition import K_COMPOSITION
 from tlspectral.models.reading import attention_view
-from tlspectral.selection import Receiver
+from tlspectral.selection.node_names import Receiver
 
 
 def dense_scores(dense, layer, head, kind):

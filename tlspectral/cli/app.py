@@ -294,7 +294,7 @@ def listed_heads(heads: str | None) -> list[str] | None:
     """Return the heads, groups and layers in a text such as "L5H1,L7" as a list of names, or None for None. Raises
     BadHead for a wrong name.
     """
-    from tlspectral.selection import named_heads
+    from tlspectral.selection.heads_as_written import named_heads
 
     listed = None if heads is None else heads.split(",")
     named_heads(listed or [])

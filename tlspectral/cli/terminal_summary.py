@@ -162,7 +162,7 @@ def _furthest(heads: "pd.DataFrame", top: int) -> "tuple[pd.DataFrame, pd.DataFr
 
 def _names(heads: "pd.DataFrame") -> list[str]:
     """Return the names of the rows' heads, all of the same width."""
-    from tlspectral.selection import head_name
+    from tlspectral.selection.node_names import head_name
 
     names = heads["name"] if "name" in heads else map(head_name, heads["layer"], heads["head"])
     texts = list(map(str, names))

@@ -149,6 +149,16 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def counted(value: Any, least: int, what: str) -> int:
+    """Return `value` as an int.
+
+    Raises ValueError, which begins with `what`, unless it is a whole number from `least` up.
+    """
+    if (number := whole_number(value)) is None or number < least:
+        raise ValueError(f"{what}, a whole number from {least} up; found {shown(value)}")
+    return number
+
+
 def _whole(value: Any) -> Any:
     """Return a whole number of any library as an int, otherwise `_REFUSED`."""
     return _REFUSED if (number := whole_number(value)) is None else number

@@ -19,10 +19,11 @@ from tlspectral.heads.streamed import streamed_layers
 from tlspectral.heads.weight_columns import NullSettings, forget_blocks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.digests import recorded_weights
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.given import given_prompts
-from tlspectral.selection import HEADS_PER_GROUP, Heads, recorded_groups
+from tlspectral.selection.heads_as_written import HEADS_PER_GROUP, Heads, recorded_groups
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.same_model import require_same_model

@@ -17,10 +17,13 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.checkpoints.layers import layer_named
 from tlspectral.models.opening import open_layers
+from tlspectral.models.reading.heads_of_model import heads_by_layer, one_head
 from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
-from tlspectral.models.reading.view import AttentionView, heads_by_layer, one_head
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.writes import Input
-from tlspectral.selection import Head, Receiver, head_and_input, head_name
+from tlspectral.selection.heads_as_written import Head
+from tlspectral.selection.node_names import Receiver, head_name
+from tlspectral.selection.receivers_as_written import head_and_input
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.detectors.heads import detect_heads
 from tlspectral.models.loading import load_model
-from tlspectral.selection import counted, head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.schema import Schema, columns, require
 

@@ -26,13 +26,14 @@ from tlspectral.heads.operators.factored import output_products
 from tlspectral.models.attention.modes import query_key_modes
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.reading import measured
+from tlspectral.models.reading.heads_of_model import one_head
 from tlspectral.models.reading.layer import AttentionLayer
-from tlspectral.models.reading.view import AttentionView, one_head, vocabulary_chunks
+from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 from tlspectral.models.running.batches import attention_positions, rows_of_scores
 from tlspectral.models.running.passes import capture_until
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
-from tlspectral.selection import Head
+from tlspectral.selection.heads_as_written import Head
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns

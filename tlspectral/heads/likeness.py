@@ -19,10 +19,10 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import block_generator, haar_blocks, one_thread
 from tlspectral.algebra.turned_stream import null_of_products, turned_products
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.operator_blocks import ROUNDING, Block, Factors, Operators, equal_frequencies, read_operators
 from tlspectral.models.opening import open_layers
-from tlspectral.selection import counted, head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, folde
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.passes import capture_until
-from tlspectral.selection import HEADS_PER_GROUP, head_name
+from tlspectral.selection.heads_as_written import HEADS_PER_GROUP
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import backend_configured
 from tlspectral.version import __version__

@@ -12,7 +12,7 @@ import torch
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.likeness import LEAST_SHARE, TWINS
 from tlspectral.heads.operator_blocks import read_operators
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 
 if TYPE_CHECKING:
     from tlspectral.heads.operator_blocks import Source

@@ -18,7 +18,7 @@ from tlspectral.models.checkpoints.layers import WeightFiles, layer_named
 from tlspectral.models.hooking.exclusive import refuse_autocast
 from tlspectral.models.loading.damage import download_bars, misfit
 from tlspectral.models.reading.layer import fold_attention, key_value_groups
-from tlspectral.selection import HEADS_PER_GROUP
+from tlspectral.selection.heads_as_written import HEADS_PER_GROUP
 from tlspectral.tables.job import Job
 from tlspectral.version import __version__
 

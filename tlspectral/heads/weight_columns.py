@@ -19,13 +19,13 @@ from tlspectral.algebra.nulls import MOST_BYTES, NULL_COLUMNS, block_generator, 
 from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
 from tlspectral.errors import shown
+from tlspectral.errors.settings import counted
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import capture_until
-from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}

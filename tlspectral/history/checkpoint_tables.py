@@ -18,10 +18,11 @@ from tlspectral.heads.operator_sketch import operator_sketch
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, one_head
+from tlspectral.models.reading.heads_of_model import one_head
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.positional import positional_symbolic
 from tlspectral.positional.swapped_prompts import SCORE_COLUMNS
-from tlspectral.selection import Head, pair_in_table
+from tlspectral.selection.heads_as_written import Head, pair_in_table
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.measurement import bundled

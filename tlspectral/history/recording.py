@@ -32,7 +32,7 @@ from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import Head, head_pair
+from tlspectral.selection.heads_as_written import Head, head_pair
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked, unbundled, workers_kept
 from tlspectral.tasks import Task

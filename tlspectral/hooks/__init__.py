@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.sweeps.bands import band_effects
     from tlspectral.hooks.sweeps.summary import summarize_sweep
     from tlspectral.hooks.sweeps.sweep import ablation_sweep
-    from tlspectral.selection import receivers
+    from tlspectral.selection.receivers_as_written import receivers
 
 __all__ = [
     "Dictionary",

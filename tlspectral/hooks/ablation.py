@@ -27,11 +27,14 @@ from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook, hooks_on
 from tlspectral.models.hooking.strips import OfStrips
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.key_value_cache import generating_without_cache
 from tlspectral.models.running.long_prompts import in_strips
 from tlspectral.models.stream.writes import layer_reads, require_stream
-from tlspectral.selection import Heads, Receivers, head_name
+from tlspectral.selection.heads_as_written import Heads
+from tlspectral.selection.node_names import head_name
+from tlspectral.selection.receivers_as_written import Receivers
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import task_sequences
 

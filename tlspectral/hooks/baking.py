@@ -23,9 +23,10 @@ from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.roads import bridge_of
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.blocks import output_map
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.packed import refuse_packed
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.selection import Heads
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection.heads_as_written import Heads
 
 _WRAPPED = "._original_component"  # TransformerLens puts it into the names of modules that it wraps
 

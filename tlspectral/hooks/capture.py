@@ -18,7 +18,7 @@ from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import Hook, holding
 from tlspectral.models.reading.layer import AttentionLayer, require_even_scale, softcapped
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 
 
 @dataclass(repr=False)

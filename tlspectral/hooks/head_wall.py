@@ -23,11 +23,12 @@ from tlspectral.hooks.sweeps.layer_effects import LayerReplays
 from tlspectral.models.attention.prompt_patterns import patterns_of
 from tlspectral.models.loading.finding import PACKAGED
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import LAST, IntactRun, intact_run
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import texts_in_a_row
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import MetricValue, Task
 from tlspectral.tasks.control_tests import beside_control

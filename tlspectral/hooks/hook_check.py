@@ -20,11 +20,13 @@ from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user
 from tlspectral.models.loading.copies import given_for
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.blocks import output_map
-from tlspectral.models.reading.view import AttentionView, one_head
+from tlspectral.models.reading.heads_of_model import one_head
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import logits_at, module_hooks
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import HeadWrites, head_writes, mixed, require_stream, z_of
-from tlspectral.selection import Head, head_name
+from tlspectral.selection.heads_as_written import Head
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Schema, columns
 

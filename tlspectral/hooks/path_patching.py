@@ -30,7 +30,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import TOKENS_OF_JOB, attention_positions, batch_on, filled
 from tlspectral.models.running.long_prompts import refuse_long
 from tlspectral.models.stream.writes import INPUT_POINTS, require_stream
-from tlspectral.selection import Receivers
+from tlspectral.selection.receivers_as_written import Receivers
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, configured_jobs
 from tlspectral.tables.schema import Schema, columns

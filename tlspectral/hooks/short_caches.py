@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tlspectral.containers import values as listed_values
 from tlspectral.errors import shown
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.detectors.heads import measured_detectors
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS
 from tlspectral.hooks.parts import LongRange
@@ -27,7 +27,8 @@ from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.long_prompts import is_long
 from tlspectral.models.running.partial_runs import IntactRun, intact_run, share_behind
 from tlspectral.models.running.prompts import packed_prompts, read_prompts, within
-from tlspectral.selection import Heads, counted, group_name, head_name
+from tlspectral.selection.heads_as_written import Heads
+from tlspectral.selection.node_names import group_name, head_name
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns

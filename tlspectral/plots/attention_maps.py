@@ -17,12 +17,14 @@ from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.heads.detectors.sinks import asked_for_sinks, found_sinks
 from tlspectral.models.attention.prompt_patterns import MOST_TOKENS, patterns_of
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 from tlspectral.plots.style import INK, PALE, colour_bar, dress, new_figure
-from tlspectral.selection import Heads, head_name
+from tlspectral.selection.heads_as_written import Heads
+from tlspectral.selection.node_names import head_name
 
 _MOST_HEADS = 12
 _LONGEST = 14  # letters of a token that are written

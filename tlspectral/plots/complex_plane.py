@@ -12,9 +12,10 @@ from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.null_eigenvalues import null_eigenvalues
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, dress, legend_below, new_figure
-from tlspectral.selection import Heads, head_name
+from tlspectral.selection.heads_as_written import Heads
+from tlspectral.selection.node_names import head_name
 
 _MOST_HEADS = 12
 _DRAWS = 30

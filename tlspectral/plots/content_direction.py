@@ -14,7 +14,7 @@ from tlspectral.errors import earlier_calls
 from tlspectral.errors.settings import checked_settings
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, RED, draw_heads, dress, legend_below, one_panel
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.head_columns import column_title, null_band
 from tlspectral.tables.schema import require
 

@@ -13,7 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.errors import BadHead, warn_caller
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, RED, dress, legend_below, new_figure, one_panel, two_decimals
-from tlspectral.selection import Heads, head_name, pairs_in_table
+from tlspectral.selection.heads_as_written import Heads, pairs_in_table
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 from tlspectral.tasks.control_tests import draws_floor

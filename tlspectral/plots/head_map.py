@@ -22,7 +22,7 @@ from tlspectral.plots.style import (
     sequential_colours,
     two_sided_colours,
 )
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.schema import require, require_one_row
 

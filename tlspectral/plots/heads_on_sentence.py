@@ -21,7 +21,7 @@ from tlspectral.heads.detectors.heads import detect_heads
 from tlspectral.hooks.head_wall import wall as measured_wall
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, RED, colour_bar, legend_below, new_figure, two_decimals
-from tlspectral.selection import head_pairs
+from tlspectral.selection.heads_as_written import head_pairs
 from tlspectral.tables.detector_columns import DETECTORS, FRAMED, framed_kind
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require

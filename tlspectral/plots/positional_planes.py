@@ -27,7 +27,8 @@ from tlspectral.plots.style import (
     one_panel,
     two_decimals,
 )
-from tlspectral.selection import Heads, head_name, pairs_in_table
+from tlspectral.selection.heads_as_written import Heads, pairs_in_table
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.schema import require, require_one_row
 
 SCORES = ["s_pos", "s_sym"]

@@ -20,7 +20,7 @@ from tlspectral.hooks.attribution.asked_positions import asked_positions
 from tlspectral.hooks.attribution.score_matrix import checked_scores
 from tlspectral.models.attention.head_scores import HeadScores, ScoreSide
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import one_head
+from tlspectral.models.reading.heads_of_model import one_head
 from tlspectral.models.running.text import token_text
 from tlspectral.plots.style import (
     BLUE,
@@ -35,7 +35,8 @@ from tlspectral.plots.style import (
     new_figure,
     two_decimals,
 )
-from tlspectral.selection import Head, head_name
+from tlspectral.selection.heads_as_written import Head
+from tlspectral.selection.node_names import head_name
 
 _COLOURS = {"queries": ("#b9cfe4", BLUE, "#0b2340"), "keys": ("#f8d9ae", ORANGE, "#5c2f00")}
 """Colours of the first, a middle and the last position."""

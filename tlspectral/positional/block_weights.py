@@ -21,8 +21,9 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.layer import RawAttention
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import batch_on, score_bytes
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import last_logits

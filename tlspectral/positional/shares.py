@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
-from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.positional.readout import LastQuery, read_prompt
-from tlspectral.selection import Heads
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns

@@ -17,7 +17,7 @@ from tlspectral.errors import not_a, shown, warn_caller
 from tlspectral.errors.settings import checked_settings, pairs_in, whole_number
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
-from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.running.long_prompts import run_noted
 from tlspectral.models.running.prompts import equality_notes, numbered
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
@@ -32,7 +32,7 @@ from tlspectral.positional.draws import (
     scored_draw,
 )
 from tlspectral.positional.ready_tasks import block_task
-from tlspectral.selection import Heads
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns

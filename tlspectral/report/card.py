@@ -19,7 +19,8 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.report.card_sections import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page
-from tlspectral.selection import Head, head_name, pair_in_table
+from tlspectral.selection.heads_as_written import Head, pair_in_table
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.printed import short_number
 from tlspectral.tables.same_model import require_same_model

@@ -11,7 +11,8 @@ import pandas as pd
 from tlspectral.errors import did_you_mean
 from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
 from tlspectral.report.head_data import NULL_METRICS, shown_columns
-from tlspectral.selection import head_name, head_pairs
+from tlspectral.selection.heads_as_written import head_pairs
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.printed import short_number
 from tlspectral.tables.same_model import require_same_model

@@ -30,7 +30,7 @@ from tlspectral.report.sections import (
     statuses,
 )
 from tlspectral.report.wall_section import listed_walls, wall_html, wall_scripts
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.schema import require, require_one_row

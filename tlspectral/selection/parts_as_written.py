@@ -1,4 +1,4 @@
-"""Read names of parts, and counts, as users write them."""
+"""Read names of parts as users write them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from tlspectral.errors import did_you_mean, kind_of, not_a, shown
-from tlspectral.errors.settings import whole_number
 
 Symbol = Literal["M_S", "M_A", "Im(M_t)"]
 """Symbols of parts in "Fingerprint, Not Blueprint"."""
@@ -30,13 +29,3 @@ def chosen_part(part: str, known: Iterable[str]) -> Any:
         raise ValueError(f"{not_a(part, 'a part')}: {forms}, or a value of tls.parts")
     hint = did_you_mean(part, [*known, *symbols]) if isinstance(part, str) else ""
     raise ValueError(f"{forms}; not {shown(part)}{hint}")
-
-
-def counted(value: Any, least: int, what: str) -> int:
-    """Return `value` as an int.
-
-    Raises ValueError, which begins with `what`, unless it is a whole number from `least` up.
-    """
-    if (number := whole_number(value)) is None or number < least:
-        raise ValueError(f"{what}, a whole number from {least} up; found {shown(value)}")
-    return number

@@ -23,7 +23,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks, require_gradients
 from tlspectral.models.running.passes import require_single_runs, whole_logits
-from tlspectral.selection import Heads
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.spectral_rope.hugging_face import (
     avoid_lost_cache_of_object,
     is_spectral_object,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
 from tlspectral.errors import shown
 from tlspectral.errors.settings import checked_settings, whole_number
-from tlspectral.selection import from_end, which_exist
+from tlspectral.selection.heads_as_written import from_end, which_exist
 
 Scope = Literal["model", "layer", "group", "head"]
 """Heads that share spectral parameters: all of the model, of a layer, of a group that shares keys, or none."""

@@ -21,7 +21,7 @@ from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.loading.weight_files import WHOLE
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import hooked_transformer as reader
-from tlspectral.selection import Heads
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
 from tlspectral.spectral_rope.saving import ROTARY_TABLES, read_config, save_folder

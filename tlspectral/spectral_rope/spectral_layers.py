@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.selection import Heads
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE, checked_seed
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.models.reading.view import AttentionView, attention_view
 from tlspectral.models.running.text import packaged_text, packaged_words, tokens_text
-from tlspectral.selection import counted
 from tlspectral.tasks.task import Task, logit_difference
 
 _FACT, _QUESTION = " The secret word of {name} is", " What is the secret word of {name}? The secret word of {name} is"

@@ -10,11 +10,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tlspectral.errors import earlier_calls, not_a
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
-from tlspectral.selection import counted
 from tlspectral.tables.detector_columns import DETECTORS
 
 SMALL_VOCABULARY = 64  # under so many ids a segment is a permutation, so that no id occurs twice in it

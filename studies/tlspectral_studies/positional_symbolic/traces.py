@@ -14,13 +14,14 @@ from torch import Tensor
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.layer import RawAttention
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.positional.block_weights import SwapMode
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
 from tlspectral.positional.swapped_prompts import require_settings
-from tlspectral.selection import Heads
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps, tokenized_for

@@ -18,7 +18,7 @@ from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import logits_at
-from tlspectral.selection import Receiver
+from tlspectral.selection.node_names import Receiver
 
 
 def task_of(n=3):

@@ -10,7 +10,8 @@ import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
-from tlspectral.selection import Receiver, read_receivers
+from tlspectral.selection.node_names import Receiver
+from tlspectral.selection.receivers_as_written import read_receivers
 
 
 def of(name, given):

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
 from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
@@ -33,7 +33,6 @@ from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.long_prompts import STRIP, strips_for, strips_noted
 from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
-from tlspectral.selection import counted
 from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar

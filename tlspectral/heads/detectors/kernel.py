@@ -17,11 +17,12 @@ from tlspectral.errors import earlier_calls, shown, warn_caller
 from tlspectral.errors.settings import checked_settings, whole_number
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, even_rows
 from tlspectral.models.running.long_prompts import strips_for, strips_noted
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, within
-from tlspectral.selection import Heads
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 

@@ -15,19 +15,20 @@ from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.models.hooking.strips import OfStrips, Strip
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
 from tlspectral.models.running.long_prompts import strips_for, strips_noted
 from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, repeated_queries
 from tlspectral.models.running.text import text_tokens, token_text
-from tlspectral.selection import Heads, counted
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns

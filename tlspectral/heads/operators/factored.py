@@ -21,9 +21,10 @@ from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.errors.settings import whole_number
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.heads_of_model import one_head
 from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, RawAttention, fold_output
-from tlspectral.models.reading.view import AttentionView, one_head
-from tlspectral.selection import from_end, named_head
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection.heads_as_written import from_end, named_head
 
 
 class PhaseFactors(NamedTuple):

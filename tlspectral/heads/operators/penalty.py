@@ -17,9 +17,12 @@ from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.errors.settings import checked_settings
 from tlspectral.models.reading import measured
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.layer import LiveFactors
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.selection import Heads, Symbol, chosen_part, head_name
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection.heads_as_written import Heads
+from tlspectral.selection.node_names import head_name
+from tlspectral.selection.parts_as_written import Symbol, chosen_part
 
 PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]
 PENALIZED_PARTS: tuple[PenalizedPart, ...] = get_args(PenalizedPart)

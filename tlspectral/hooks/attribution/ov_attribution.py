@@ -26,12 +26,13 @@ from tlspectral.hooks.attribution.ov_directions import Direction, directions_of
 from tlspectral.hooks.attribution.stream_terms import source_terms
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, nearest_bound, noise_of
 from tlspectral.models.reading import measured
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.norms import Normalization, double, folded_bias, folded_weight
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.text import token_text
 from tlspectral.models.stream.writes import require_stream
-from tlspectral.selection import Heads
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns

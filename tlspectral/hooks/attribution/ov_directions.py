@@ -22,7 +22,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.text import token_text
 from tlspectral.models.stream.writes import layer_reads
-from tlspectral.selection import Receiver
+from tlspectral.selection.node_names import Receiver
 from tlspectral.tasks.metrics import LogitDifference
 
 FORMS = (

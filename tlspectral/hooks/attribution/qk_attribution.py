@@ -18,9 +18,11 @@ from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
 from tlspectral.hooks.attribution.divisions import DividedBy, DividedScore, divided_score
 from tlspectral.hooks.attribution.score_terms import PARTS
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, one_head
+from tlspectral.models.reading.heads_of_model import one_head
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.writes import require_stream
-from tlspectral.selection import Head, head_name
+from tlspectral.selection.heads_as_written import Head
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 

@@ -17,11 +17,13 @@ from tlspectral.hooks.parts.checked_calls import bound_parts, change_of
 from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import measured
+from tlspectral.models.reading.heads_of_model import one_head
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
-from tlspectral.models.reading.view import AttentionView, one_head
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
-from tlspectral.selection import Head, head_name
+from tlspectral.selection.heads_as_written import Head
+from tlspectral.selection.node_names import head_name
 
 
 def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = None) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from tlspectral.models.hooking.placing import holding
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import run_until
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 
 _OF_SCORES = ("query", "key", "cos", "sin", "scores", "pattern")
 _UNDIVIDED = "a score cannot be divided among sources"

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 
 from tlspectral.errors import shown, warn_caller
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.hooks.circuits.carried import carried_interval, require_gap
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.models.reading import measured
-from tlspectral.selection import counted, naming_nodes
+from tlspectral.selection.node_names import naming_nodes
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns, require, require_one_row

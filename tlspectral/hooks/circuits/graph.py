@@ -16,11 +16,12 @@ from tlspectral.hooks.edges.cut import ReceiverInput, receiver_inputs
 from tlspectral.hooks.edges.measuring import Edge
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import EMBEDDING, SENDER_FORMS, Sender, other_sender
+from tlspectral.models.reading.heads_of_model import one_head
 from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import AttentionView, one_head
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import HeadWrites, head_writes
-from tlspectral.selection import Receiver, naming_nodes
+from tlspectral.selection.node_names import Receiver, naming_nodes
 from tlspectral.tables.schema import require
 
 

@@ -26,7 +26,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.models.stream.mlp import mlp_reads
 from tlspectral.models.stream.writes import INPUT_POINTS, Cast, Input, LayerReads, change_of_reads, layer_reads
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tasks.control_tests import beside_control, draws_floor
 from tlspectral.tasks.metric_value import standard_error
 from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values

@@ -6,18 +6,13 @@ from typing import Any
 
 from tlspectral.containers import values
 from tlspectral.errors import BadHead, shown, warn_caller
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import mlp_reads
-from tlspectral.selection import (
-    RECEIVER_FORMS,
-    Receiver,
-    Receivers,
-    from_end,
-    head_name,
-    read_receivers,
-    which_exist,
-)
+from tlspectral.selection.heads_as_written import from_end, which_exist
+from tlspectral.selection.node_names import Receiver, head_name
+from tlspectral.selection.receivers_as_written import RECEIVER_FORMS, Receivers, read_receivers
 
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 

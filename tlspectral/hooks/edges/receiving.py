@@ -25,7 +25,7 @@ from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.exclusive import naming_open_contexts
 from tlspectral.models.hooking.placing import Hook, acts_first
 from tlspectral.models.stream.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
-from tlspectral.selection import Receiver
+from tlspectral.selection.node_names import Receiver
 
 
 @dataclass

@@ -15,11 +15,14 @@ from tlspectral.algebra.rotary import in_float64_on_cpu, summed
 from tlspectral.containers import column_names, is_array, plain, values
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_pass
 from tlspectral.models.running.passes import capture_until
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
-from tlspectral.selection import from_end, head_name, named_column, which_exist
+from tlspectral.selection.heads_as_written import from_end, which_exist
+from tlspectral.selection.node_names import head_name
+from tlspectral.selection.receivers_as_written import named_column
 
 _WHOLE = re.compile(r"L?(-?\d+)\.?(MLP|MIX)", re.IGNORECASE)
 

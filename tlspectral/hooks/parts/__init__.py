@@ -19,7 +19,7 @@ from tlspectral.hooks.parts.mode import Mode
 from tlspectral.hooks.parts.output import Output
 from tlspectral.hooks.parts.part import Part
 from tlspectral.hooks.parts.query_key import Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric
-from tlspectral.selection import chosen_part
+from tlspectral.selection.parts_as_written import chosen_part
 
 __all__ = [
     "Antisymmetric",

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float64
 
 from tlspectral.errors import shown
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.hooks.circuits.carried import carried_interval, require_gap
 from tlspectral.hooks.sufficient.gate_training import STEPS, largest, trained_gates
 from tlspectral.hooks.sufficient.gated_runs import GatedRuns, gated_runs
@@ -23,7 +23,7 @@ from tlspectral.hooks.sufficient.shared_pairs import folds_by_answer, require_ap
 from tlspectral.hooks.sweeps.controls import SETS, sets_apart
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import counted, head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement

@@ -9,17 +9,17 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
 from tlspectral.hooks.sweeps.sweep import ADVICE, SEQUENCES, chosen_heads, intact_attrs, placed_parts
 from tlspectral.hooks.sweeps.sweep_jobs import sweep_jobs
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.running.batches import TOKENS_OF_JOB
 from tlspectral.models.running.long_prompts import refuse_long
-from tlspectral.selection import Heads, counted
+from tlspectral.selection.heads_as_written import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns

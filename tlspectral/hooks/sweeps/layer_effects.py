@@ -23,10 +23,12 @@ from tlspectral.hooks.parts.checked_calls import bound_parts, control_of
 from tlspectral.hooks.parts.removal import Removal, root_mean_square
 from tlspectral.hooks.sweeps.controls import FrequencySets, HeadSet, frequency_sets, set_control, unpadded
 from tlspectral.models.hooking.placing import Hook
+from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.layer import AttentionLayer
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, group_name
+from tlspectral.selection.heads_as_written import Heads
+from tlspectral.selection.node_names import group_name
 from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.control_tests import beside_control
 from tlspectral.tasks.metric_value import sign_flip_floor, sign_flip_p, standard_error

@@ -15,7 +15,7 @@ from tlspectral.errors import earlier_calls
 from tlspectral.errors.settings import checked_settings
 from tlspectral.heads.detectors import DETECTORS
 from tlspectral.heads.likeness import TWINS
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables.head_columns import PART

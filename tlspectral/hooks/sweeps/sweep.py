@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
-from tlspectral.errors.settings import checked_settings
+from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import acts_by_strip, bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
@@ -26,10 +26,12 @@ from tlspectral.hooks.sweeps.layer_effects import (
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.hooks.sweeps.sweep_jobs import sweep_jobs
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.reading.heads_of_model import heads_by_layer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import TOKENS_OF_JOB
 from tlspectral.models.running.long_prompts import refuse_long
-from tlspectral.selection import Heads, counted, head_name
+from tlspectral.selection.heads_as_written import Heads
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked

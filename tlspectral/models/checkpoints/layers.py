@@ -24,7 +24,7 @@ from tlspectral.models.reading.bridge import shared_keys
 from tlspectral.models.reading.digests import recorded_weights
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.passes import note_single_runs
-from tlspectral.selection import recorded_groups
+from tlspectral.selection.heads_as_written import recorded_groups
 
 Matrices = Literal["query-key", "output", "positions"]
 """Which weights of a layer to read: queries and keys; values and output; or queries, keys and learned positions."""

@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.errors.settings import require_path
+from tlspectral.errors.settings import counted, require_path
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import counted
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NEWLINE = re.compile(r"\r\n?|\n")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.schema import Schema, columns, require
 from tlspectral_studies.common.markdown_table import markdown_table
 from tlspectral_studies.common.seed_intervals import RUN_COLUMNS

@@ -26,7 +26,7 @@ from tlspectral.plots.style import (
     one_panel,
     sequential_colours,
 )
-from tlspectral.selection import Head
+from tlspectral.selection.heads_as_written import Head
 from tlspectral.tables.schema import require, require_one_row
 from tlspectral_studies.positional_symbolic.figures.profiles import (
     FREQUENCY_AXIS,

@@ -8,7 +8,8 @@ from matplotlib.lines import Line2D
 
 from tlspectral.plots.positional_planes import POSITIONAL, SCORES, SYMBOLIC, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
-from tlspectral.selection import Head, Heads, head_name, pair_in_table, pairs_in_table
+from tlspectral.selection.heads_as_written import Head, Heads, pair_in_table, pairs_in_table
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.schema import require, require_one_row
 
 _KEYS = ["layer", "head", "frequency"]

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.positional_planes import without_nan
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
-from tlspectral.selection import head_name
+from tlspectral.selection.node_names import head_name
 from tlspectral.tables.schema import require, require_one_row
 
 _TRACE = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
