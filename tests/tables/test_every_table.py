@@ -1,7 +1,9 @@
 """The texts about the columns of every table: complete, in sentences, looked up by name."""
 
+import ast
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +40,18 @@ def broken(schema):
 
 def test_every_table_is_there_once():
     names = list(TABLES)
-    assert len(names) == len(set(names)) == 131
+    assert len(names) == len(set(names)) == 132
+
+
+def test_no_two_schemas_have_one_name():
+    """The second would be read with the columns of the first, whichever module is imported first."""
+    studies = PACKAGE.parent / "studies/tlspectral_studies"
+    sources = [*SOURCES, *(path.read_text(encoding="utf-8") for path in sorted(studies.rglob("*.py")))]
+    calls = [node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    schemas = [call.args[0] for call in calls if getattr(call.func, "id", "") == "Schema" and call.args]
+    names = [name.value for name in schemas if isinstance(name, ast.Constant)]
+    assert len(names) > 60
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_a_grid_is_put_beside_the_published_one(few_claims, tmp_path):
     steps = pd.DataFrame({"arm": np.repeat(["rope_free", "rope_imag", "own"], 2), "seed": [0, 1] * 3})
     steps["formed_loss"] = [100.0, 200.0, 300.0, 300.0, 50.0, np.nan]
     steps["formed_both"] = [200.0, 200.0, 400.0, np.nan, 50.0, np.nan]
-    own = replication.side_by_side(steps)
+    own = replication.arms_beside_published(steps)
     own = own.set_index("arm")
     assert own.loc["rope_imag", "published_ratio"] == pytest.approx(1280 / 940)
     assert own.loc["rope_imag", "loss_ratio"] == pytest.approx(2)

@@ -69,7 +69,7 @@ def replicate(
     from tlspectral.tables import read_table, write_table
     from tlspectral_studies.fingerprint import replication
 
-    compared = None if grid is None else replication.side_by_side(read_table(grid))
+    compared = None if grid is None else replication.arms_beside_published(read_table(grid))
     began = time.perf_counter()
     table = replication.replicate()
     seconds = time.perf_counter() - began

@@ -1,7 +1,7 @@
 """Every number and every testable sentence of "Fingerprint, Not Blueprint" (FP), from its published tables."""
 
 from tlspectral_studies.fingerprint.replication.claims import VERDICTS, PublishedTables
-from tlspectral_studies.fingerprint.replication.constrained_training import side_by_side
+from tlspectral_studies.fingerprint.replication.constrained_training import arms_beside_published
 from tlspectral_studies.fingerprint.replication.head_function import ioi_classes
 from tlspectral_studies.fingerprint.replication.positional_schemes import POSITIONS, scheme_contrast
 from tlspectral_studies.fingerprint.replication.published_runs import beside_markdown, beside_published
@@ -14,6 +14,7 @@ __all__ = [
     "SENTENCE_VERDICTS",
     "VERDICTS",
     "PublishedTables",
+    "arms_beside_published",
     "beside_markdown",
     "beside_published",
     "counted",
@@ -23,5 +24,4 @@ __all__ = [
     "replicate",
     "rule_finds",
     "scheme_contrast",
-    "side_by_side",
 ]

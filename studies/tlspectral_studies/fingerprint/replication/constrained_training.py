@@ -16,8 +16,8 @@ from tlspectral_studies.fingerprint.statistics import mann_whitney
 VOCABULARY = 64
 """Tokens of the published runs' task."""
 
-SIDE_BY_SIDE = Schema(
-    "side_by_side",
+ARMS_BESIDE_PUBLISHED = Schema(
+    "arms_beside_published",
     (
         *columns(
             """
@@ -41,7 +41,7 @@ SIDE_BY_SIDE = Schema(
             """)
         ),
     ),
-    "`side_by_side` of `tlspectral_studies.fingerprint`; `tlspectral study replicate --grid TABLE` prints it",
+    "`arms_beside_published` of `tlspectral_studies.fingerprint`; `tlspectral study replicate --grid TABLE` prints it",
 )
 
 _SYMMETRIC = ("ape_sym", "rope_sym")
@@ -176,7 +176,7 @@ def kernels(tables: PublishedTables) -> Iterator[Claim]:
         yield Claim(f"section10/{arm}/kernel", _KERNELS, f"{arm}: {what}, {seen}", text, least, remark=remark)
 
 
-def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
+def arms_beside_published(steps: pd.DataFrame) -> pd.DataFrame:
     """Compare formation in the published runs and in a grid of one's own.
 
     Args:
@@ -214,7 +214,7 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
             row[f"{name}_sd"] = deviation.get(arm, np.nan)
             row[f"{name}_ratio"] = mean.get(arm, np.nan) / free
         rows.append(row)
-    return SIDE_BY_SIDE.frame(rows)
+    return ARMS_BESIDE_PUBLISHED.frame(rows)
 
 
 def least_kernel_q(tables: PublishedTables, arm: str) -> float:
