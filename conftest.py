@@ -12,9 +12,11 @@ for variable in [name for name in os.environ if name.startswith("TQDM_")]:
 import contextlib
 import functools
 import gc
+import importlib
 import shutil
 import socket
 from collections import Counter
+from pathlib import Path
 
 import hypothesis
 import joblib
@@ -46,6 +48,15 @@ def pytest_addoption(parser):
 def full(request):
     """Whether slow tests are to sample all they can: `make test-slow ARGS=--full`."""
     return request.config.getoption("--full")
+
+
+@pytest.fixture
+def import_benchmark(monkeypatch):
+    """A function that imports benchmarks/NAME.py. The test runs in the root, as the command of a benchmark does."""
+    root = Path(__file__).parent
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    monkeypatch.chdir(root)
+    return importlib.import_module
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

@@ -10,12 +10,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.chdir(ROOT)
-    import cache_prices
-
-    return cache_prices
+def benchmark(import_benchmark):
+    return import_benchmark("cache_prices")
 
 
 def test_the_page_has_the_rows_of_the_stored_tables(benchmark):

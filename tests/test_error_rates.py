@@ -18,11 +18,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import error_rates
-
-    return error_rates
+def benchmark(import_benchmark):
+    return import_benchmark("error_rates")
 
 
 @pytest.fixture

@@ -15,12 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.chdir(ROOT)
-    import long_sinks
-
-    return long_sinks
+def benchmark(import_benchmark):
+    return import_benchmark("long_sinks")
 
 
 @pytest.fixture

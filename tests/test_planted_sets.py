@@ -11,11 +11,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import planted_sets
-
-    return planted_sets
+def benchmark(import_benchmark):
+    return import_benchmark("planted_sets")
 
 
 def test_one_head_of_a_redundant_pair_is_found_although_its_single_effect_is_nothing(benchmark):

@@ -9,12 +9,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.chdir(ROOT)
-    import retrieval
-
-    return retrieval
+def benchmark(import_benchmark):
+    return import_benchmark("retrieval")
 
 
 def test_the_page_has_the_rows_of_the_stored_tables(benchmark):

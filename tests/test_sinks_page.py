@@ -11,12 +11,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.chdir(ROOT)
-    import sinks
-
-    return sinks
+def benchmark(import_benchmark):
+    return import_benchmark("sinks")
 
 
 @pytest.fixture

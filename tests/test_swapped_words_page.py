@@ -15,12 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.chdir(ROOT)
-    import swapped_words
-
-    return swapped_words
+def benchmark(import_benchmark):
+    return import_benchmark("swapped_words")
 
 
 @pytest.fixture

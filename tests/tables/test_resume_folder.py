@@ -1,7 +1,6 @@
 """Several jobs on one folder: none loses work by another, whenever it is killed."""
 
 import errno
-import importlib
 import json
 import os
 import subprocess
@@ -34,9 +33,8 @@ def make_old(file):
 
 
 @pytest.fixture
-def killed_jobs(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("killed_jobs")
+def killed_jobs(import_benchmark):
+    return import_benchmark("killed_jobs")
 
 
 @pytest.mark.slow

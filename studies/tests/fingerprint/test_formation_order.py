@@ -17,12 +17,8 @@ ARM_NAMES = ("ape_free", "ape_sym", "rope_free", "rope_sym", "rope_imag")
 
 
 @pytest.fixture
-def order(monkeypatch):
-    monkeypatch.syspath_prepend(str(STORED.parents[2] / "benchmarks"))
-    monkeypatch.chdir(STORED.parents[2])
-    import formation_order
-
-    return formation_order
+def order(import_benchmark):
+    return import_benchmark("formation_order")
 
 
 def test_a_stretch_lasts_to_the_end(order):

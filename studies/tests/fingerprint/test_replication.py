@@ -328,10 +328,8 @@ def test_the_share_of_antisymmetry_is_above_that_under_rope_or_not():
 
 
 @pytest.mark.slow
-def test_what_is_said_of_the_quick_runs_is_what_their_table_says(monkeypatch):
-    monkeypatch.syspath_prepend(str(STORED.parents[2] / "benchmarks"))
-    import penalty_doses
-
+def test_what_is_said_of_the_quick_runs_is_what_their_table_says(import_benchmark):
+    penalty_doses = import_benchmark("penalty_doses")
     runs = pd.read_csv(STORED.parent / "constrained" / "doses_quick.csv")
     found = penalty_doses.costliest(runs).set_index(["arm", "weight"])
     later = found.loc["rope_sym", "p"]

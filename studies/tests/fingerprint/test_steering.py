@@ -16,11 +16,8 @@ STORED = Path(__file__).parents[3] / "docs/results/constrained"
 
 
 @pytest.fixture
-def steering(monkeypatch):
-    monkeypatch.syspath_prepend(str(STORED.parents[2] / "benchmarks"))
-    import steering
-
-    return steering
+def steering(import_benchmark):
+    return import_benchmark("steering")
 
 
 @pytest.mark.parametrize("positions", ["ape", "rope"])
@@ -102,12 +99,8 @@ def test_the_page_has_the_rows_of_the_stored_runs(steering):
 
 
 @pytest.fixture
-def windows(monkeypatch):
-    monkeypatch.syspath_prepend(str(STORED.parents[2] / "benchmarks"))
-    monkeypatch.chdir(STORED.parents[2])
-    import steering_windows
-
-    return steering_windows
+def windows(import_benchmark):
+    return import_benchmark("steering_windows")
 
 
 def test_the_page_has_the_tables_of_the_windows(windows):
