@@ -14,11 +14,13 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    """What the null of products needs of some heads. With A_c the real matrices Re M_t, Im M_t and M_rest of a head:
+    """Numbers of each head from which `null_of_products` computes mean and variance of the null.
 
-    traces: tr A_c of each.
-    products: three vectors, of tr A_c tr A_e, <A_c, A_e> and tr(A_c A_e) for all pairs (c, e), in a basis in which
-        inner products are those of the vectors.
+    A head has the real matrices A_c: Re M_t and Im M_t of each rotary pair t, and M_rest, which does not rotate.
+
+    traces: tr A_c of each matrix.
+    products: three vectors for each head: tr A_c tr A_e, <A_c, A_e> (Frobenius) and tr(A_c A_e), over all pairs (c, e).
+        They are stored as fewer, scaled combinations: inner products of two heads' vectors stay the same.
     """
 
     traces: Float64[Tensor, "heads matrices"]

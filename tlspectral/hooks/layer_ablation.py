@@ -195,10 +195,11 @@ class LayerAblation(HeadCapture):
         return before, key_weights(softcapped(scores, cap), allowed)
 
     def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> Iterator[tuple[Strip, Tensor, Tensor]]:
-        """Yield strips, with the heads' attention with the part and without it, each [batch, heads, query, key].
+        """Yield (strip, attention weights with the removed part, weights without it); each [batch, heads, query, key].
 
-        A prompt is one strip, but for a long one in a layer whose bridge computes attention itself. `z` is the output
-        before W_O of all heads in this run, which gives the number of tokens.
+        A strip has some queries of the prompts. Long prompts have several strips if the layer's bridge computes
+        attention itself, other prompts have one. The length of `z`, the output before W_O of all heads in this run, is
+        the number of tokens.
         """
         n = z.shape[1]
         if "scores" in self.names:

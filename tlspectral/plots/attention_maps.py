@@ -51,17 +51,17 @@ def patterns(
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['L0H3', 'L1H0']
 
-    Use it to see where heads look on a sentence, or with `queries` in a part of a long prompt.
+    Use it to see where heads look on a sentence. `queries` chooses rows of a long prompt.
 
     Args:
         model: a TransformerBridge or HookedTransformer. It runs once, with the hooks that are placed on it.
         prompt: text, or token ids [pos]; more than 128 tokens need `queries`.
         heads: 1 to 12 heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a list of these, or a table
             with layer and head.
-        queries: the rows to draw, at most 128: `slice(7900, 8000)` draws positions 7900 to 7999, `slice(-100, None)`
-            the last 100. Default: all.
-        keys: the keys to draw, as a slice. Default: all up to the last row. Of more than 128 keys, a column shows the
-            largest attention to 2, 4, 8, ... neighbours.
+        queries: slice of at most 128 rows: `slice(7900, 8000)` draws positions 7900 to 7999, `slice(-100, None)` the
+            last 100. Default: all.
+        keys: slice of the keys to draw. Default: all up to the last drawn row. With more than 128 keys, a column stands
+            for 2, 4, 8, ... adjacent keys, and shows the largest attention to one of these.
         sink: True draws the first key too. Most heads look at it most of the time, so without it differences are easier
             to see. Default: False. Attention is not rescaled.
         sinks: "found" draws the first key too, and leaves out every attention sink of the layer: a key whose mean
@@ -73,8 +73,8 @@ def patterns(
         `figure.savefig("patterns.png")` writes it.
 
     Raises:
-        BadHead: a head does not exist, or no head is given.
-        ValueError: more than 12 heads, several prompts, more than 128 rows, rows or keys that the prompt does not have,
+        BadHead: a head does not exist.
+        ValueError: no head or more than 12, several prompts, more than 128 rows, rows or keys that the prompt lacks,
             no key to draw, both `sinks` and sink=True, or a prompt below 24 tokens with `sinks`.
         UnsupportedArchitecture: a layer does not return its attention, or it needs all rows of a long prompt at once.
 

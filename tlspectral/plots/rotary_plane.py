@@ -55,22 +55,23 @@ def rotary_plane(
     ['before rotation', 'after rotation']
 
     Use it to see how a head uses a frequency ("Decoupling Positional and Symbolic Attention Behavior", Figure 3C). The
-    left panel has queries (blue) and keys (orange) as the weights make them. If all keys have one direction there, the
-    pair cannot tell words apart, and only positions decide. In the right panel each is rotated by its position times
-    the frequency. There the product of a query and a key is what this pair adds to their score.
+    left panel has queries (blue) and keys (orange) before rotation, with biases and norms. If its keys lie close
+    together, the pair cannot tell words apart, and only positions decide. In the right panel each is rotated by its
+    position times the frequency. The dot product of its query and its key is what this pair adds to their score.
 
     Args:
         model: a TransformerBridge or HookedTransformer. It runs once, with the hooks that are placed on it.
         head: "L5H1", (5, 1) or a table row: one head.
-        frequency: index of the rotary pair, from 0, the model's first and usually fastest.
+        frequency: index of the rotary pair (not radians), from 0, the model's first and usually fastest.
         prompt: one prompt: text, or token ids [pos].
-        query: position of the query that is named, negative from the end, or a token's text. Default: the last.
+        query: position of a query to mark, negative from the end, or a token's text. Default: the last.
         key: position or text of a key to mark in red, such as that of the answer. Default: no key.
 
     Returns:
-        matplotlib Figure of two panels. Dark points are late in the prompt. Units: the square root of the score's, so
-            that products are parts of the score, before softcap, mask and softmax. Products summed over all pairs give
-            the score, if all columns rotate and the model has no ALiBi.
+        matplotlib Figure of two panels. Dark points are late in the prompt. Queries and keys are each scaled by the
+            square root of the model's score scale (1 / sqrt(d_head)), so a dot product is part of the score before
+            softcap, mask and softmax. The sum over all pairs is the score, if the head rotates all its dimensions and
+            the model has no ALiBi.
 
     Raises:
         BadHead: the head does not exist.

@@ -137,10 +137,10 @@ def _checked(
 ) -> list[tuple[Pair, dict[Any, Any]]]:
     """Check a table of one kind against the head table, and return a list of ((layer, head), row), where row is a dict.
 
-    `known` are the heads of the head table `heads`; `kind` and its `name`, such as "edges", describe the table. Rows
-    of sets of heads, which a sweep can have, are left out. Rows
-    also contain entries of the table's `attrs`, such as the task. A row of edges belongs to the head that receives; an
-    edge with an effect on a task belongs to all heads that it reaches. Raises ValueError for other heads or weights.
+    `known` are the heads of the head table `heads`; `kind` and its `name`, such as "edges", describe the table. Rows of
+    sets in a sweep are left out. Rows also contain entries of the table's `attrs`, such as the task. A row of edges
+    belongs to the head that receives; an edge with an effect on a task belongs to all heads that it reaches. Raises
+    ValueError for other heads or weights.
     """
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")

@@ -41,8 +41,8 @@ class Job:
             its argument.
         check: function that gets a stored table and raises IncompatibleCheckpoint if the table belongs to other work.
         items: number of things that the job measures, counted by the progress bar.
-        passes: how many times the work of `prepare` the job does, for the estimate that is written before long work; 0:
-            no estimate.
+        passes: time of the job, in units of the time of `prepare`, which is one pass over all prompts. Long work prints
+            an estimate of its time from this number. Default: 0, no estimate.
     """
 
     name: str

@@ -67,7 +67,10 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
         )
     with measured(model) as view:
         layer, index = one_head(view, head)
-        tokens = one_prompt(view, prompt)
+        prompts = packed_prompts(view, prompt).tokens
+        if len(prompts) != 1:
+            raise ValueError(f"scores are of one prompt; found {len(prompts)} prompts: give one of them")
+        tokens = prompts[0]
         of_head, whole, seen = checked_scores(view, layer, index, tokens)
         shown = whole
         if removed is not None:
@@ -83,14 +86,6 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
         frame.attrs = {**view.origin([layer]), "head": head_name(layer, index), "part": name}
         frame.attrs["softcap"] = of_head.layer.softcap
         return frame
-
-
-def one_prompt(view: AttentionView, prompt: Any) -> Int[Tensor, "pos"]:
-    """Return the token ids of a user's prompt (text or token ids). Raises ValueError for several prompts."""
-    tokens = packed_prompts(view, prompt).tokens
-    if len(tokens) != 1:
-        raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts: give one of them")
-    return tokens[0]
 
 
 def checked_scores(

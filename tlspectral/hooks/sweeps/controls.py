@@ -244,8 +244,10 @@ class SetControl:
 
 
 def set_control(view: AttentionView, by_layer: dict[int, list[int]]) -> SetControl:
-    """Return the source of random sets for the control of a set of heads. `by_layer`: dict from layer to the heads of
-    the set."""
+    """Return the source of random sets for the control of a set of heads.
+
+    `by_layer` is a dict from layer to the heads of the set.
+    """
     n_heads = {layer: view.n_heads(layer) for layer in by_layer}
     size = {layer: view.heads_per_group(layer) for layer in by_layer}
     groups = {layer: sorted({head // size[layer] for head in heads}) for layer, heads in by_layer.items()}

@@ -134,11 +134,12 @@ def summarize_sweep(
 def _named(
     part: str, measured: pd.DataFrame, table: pd.DataFrame, sets: Mapping[str, list[str]] | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the rows `measured` of a sweep, and a table of all heads or sets, both with a column `name`.
+    """Add a column `name` to the rows of a sweep, and return them with a table of all heads, or of all sets, by name.
 
-    `table` is the head table. `sets` has the names of the heads of each set, or is None in a sweep of heads. The table
-    of sets has for each detector the largest score of the heads of a set. Raises ValueError, which names the `part`,
-    for a head or set that is twice in the sweep, or of which the head table lacks a head.
+    `measured` are the rows of the part named `part` that have an effect. `table` is the head table. `sets` is a dict
+    from the name of a set to the names of its heads; None for a sweep of heads. The table of sets has, for each
+    detector, the largest score of a set's heads. Raises ValueError if a head or set is twice in the sweep, or if the
+    head table lacks a head of the sweep or of a set.
     """
     heads = table.assign(name=list(map(head_name, table["layer"], table["head"])))
     if sets is None:

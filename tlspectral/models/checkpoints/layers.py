@@ -144,8 +144,7 @@ class WeightFiles:
 
     @cached_property
     def layers(self) -> list[int]:
-        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if no layer can be
-        read."""
+        """Numbers of the layers whose heads can be read, sorted. Raises UnsupportedArchitecture if none can be read."""
         return read_layers(self.n_layers, self.skipped)
 
     def n_heads(self, index: int) -> int:

@@ -92,12 +92,19 @@ def strips_noted(strips: list[Strip]) -> dict[str, int]:
     return {"strip": strips[0].stop} if len(strips) > 1 else {}
 
 
-def run_noted(view: AttentionView, n_tokens: int) -> dict[str, int]:
-    """Return the entry `strip` of the attrs of a table that needs no strips itself: as `strips_noted`, {} if the
-    model's own attention runs on prompts of `n_tokens` tokens.
+def runs_by_strips(view: AttentionView, n_tokens: int) -> bool:
+    """Return True if passes over prompts of `n_tokens` tokens compute attention strip by strip.
+
+    The prompts are long then, no hook takes whole matrices, and the model's attention can be computed so.
     """
-    own = not is_long(n_tokens) or whole_hooks(view) or why_whole(view)
-    return {} if own else strips_noted(prompt_strips(n_tokens))
+    return is_long(n_tokens) and not whole_hooks(view) and not why_whole(view)
+
+
+def run_noted(view: AttentionView, n_tokens: int) -> dict[str, int]:
+    """Return {"strip": queries of a strip}, for a table's attrs, if passes over prompts of `n_tokens` tokens compute
+    attention strip by strip; otherwise {}.
+    """
+    return strips_noted(prompt_strips(n_tokens)) if runs_by_strips(view, n_tokens) else {}
 
 
 @uninterrupted
@@ -114,8 +121,9 @@ def in_strips(view: AttentionView) -> Iterator[None]:
 def _forward(view: AttentionView, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Run the model's `forward`, strip by strip if its input, token ids, is a long prompt; return its result."""
     tokens = given[0] if given else named.get("input")
-    long = isinstance(tokens, Tensor) and not tokens.is_floating_point() and is_long(tokens.shape[-1])
-    if not long or _running.get() or whole_hooks(view) or why_whole(view):
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or _running.get():
+        return forward(*given, **named)
+    if not runs_by_strips(view, tokens.shape[-1]):
         return forward(*given, **named)
     return _by_strips(view, partial(forward, *given, **named))
 
