@@ -11,9 +11,10 @@ from squares import Squares
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running.long_prompts import strips_of, whole_hooks
+from tlspectral.models.running.long_prompts import strips_of, whole_hooks, why_whole
 from tlspectral.tables import measurement
 from tlspectral.tables.progress import without_bars
+from tlspectral.tasks.metrics import next_token_loss
 
 PARTS = {
     "symmetric": tls.parts.Symmetric(),
@@ -131,10 +132,11 @@ def test_models_that_the_library_of_bridges_builds(part, feature):
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-5)
 
 
-def test_gradients_of_an_ablation_of_scores_are_refused():
+@pytest.mark.parametrize("part", ["symmetric", "long_range"])
+def test_gradients_of_an_ablation_of_scores_are_refused(part):
     model = zoo.shared("bridge", "llama")
-    said = r"symmetric: a prompt of 23 tokens has no gradients .* torch\.no_grad"
-    with strips_of(5), tls.ablate(model, HEADS, "symmetric"), pytest.raises(ValueError, match=said):
+    said = rf"{part}: a prompt of 23 tokens has no gradients .* torch\.no_grad"
+    with strips_of(5), tls.ablate(model, HEADS, PARTS[part]), pytest.raises(ValueError, match=said):
         model(zoo.prompt(1, 23))
 
 
@@ -252,6 +254,21 @@ def test_no_matrix_of_all_queries_and_keys_is_made(name, chosen):
     with Squares(LONG) as squares:
         measurements(model, LONG)["evaluate"]()
     assert squares.found  # the model's own attention makes some
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["evaluate", "long_range", "prices", *zoo.also_slow("ablate", "at", "mean", "chosen", "heads inside", "cut")],
+)
+def test_the_first_measurement_of_a_model_can_be_of_long_prompts(what):
+    """A short pass shows once per model that it runs by strips; hooks of the measurement must not act in it."""
+    model = zoo.bridge("llama")
+    task = tls.Task(zoo.prompt(2, 41), next_token_loss, predict=slice(30, -1), higher_is_better=False)
+    call = (lambda: tls.evaluate(model, task)) if what == "cut" else measurements(model, 41)[what]
+    with strips_of(7):
+        call()
+        assert not whole_hooks(attention_view(model))
+        assert why_whole(attention_view(model)) is None
 
 
 def test_copies_that_join_at_later_layers_have_masks_of_their_own_rows():

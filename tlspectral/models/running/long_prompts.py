@@ -23,7 +23,7 @@ from tlspectral.models.hooking.interrupts import uninterrupted
 from tlspectral.models.hooking.methods import methods_replaced
 from tlspectral.models.hooking.placing import Hook, without_hooks
 from tlspectral.models.hooking.strips import OfStrips, Strip, strips, takes_strips
-from tlspectral.models.hooking.user_hooks import acting_on, of_this_library
+from tlspectral.models.hooking.user_hooks import acting_on, of_this_library, without_user_hooks
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.striped import ByStrips, NotByStrips, Striped
@@ -225,7 +225,8 @@ def why_whole(view: AttentionView) -> str | None:
     if view.model not in _proved:
         token = _running.set(True)
         try:
-            with without_hooks(view.model, view.hook_points), torch.no_grad():
+            # Hooks of the library on modules cut, keep or skip what the caller's prompts need; they are taken off too.
+            with without_hooks(view.model, view.hook_points), without_user_hooks(view.model), torch.no_grad():
                 _proved[view.model] = _difference_of_ways(view)
         finally:
             _running.reset(token)
