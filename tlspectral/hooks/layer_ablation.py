@@ -61,8 +61,7 @@ class LayerAblation(HeadCapture):
             # Only runs of the user read the pattern. Runs of the library stack copies of a batch or use `alter`.
             pattern_is_read = not self.stacked and self.alter is None
             return [*held, (names["pattern"], self._taking(self._hand_on_pattern))] if pattern_is_read else held
-        held = [*shown, *self.holders("query", "key", "cos", "sin")]
-        return [*held, (names["scores"], self._taking(self._edit_scores))]
+        return [*shown, *self._read_for_scores(), (names["scores"], self._taking(self._edit_scores))]
 
     def _taking(self, edit: Callable[[Tensor, Strip, Any], Tensor]) -> Callable[..., Tensor]:
         """Return the hook that calls `edit` with scores or pattern, their strip and the hook point: strip by strip if
@@ -93,10 +92,14 @@ class LayerAblation(HeadCapture):
         """
         if self.part.acts_on == "z":
             return []
-        hooks = [*self._tokens_shown(), *self.holders("query", "key", "value")]
-        if "scores" in self.names:  # a layer that delegates its attention shows no rotation
-            hooks += [*self.holders("cos", "sin"), (self.names["scores"], self._hold_scores)]
-        return hooks
+        hooks = [*self._tokens_shown(), *self.holders("value")]
+        if "scores" in self.names:
+            return [*hooks, *self._read_for_scores(), (self.names["scores"], self._hold_scores)]
+        return [*hooks, *self.holders("query", "key")]  # a layer that delegates its attention shows no rotation
+
+    def _read_for_scores(self) -> list[Hook]:
+        """Return hooks that keep what an edit of the scores reads: nothing for a mask, which changes any scores."""
+        return [] if self.part.acts_on == "mask" else self.holders("query", "key", "cos", "sin")
 
     def _tokens_shown(self) -> list[Hook]:
         """Return a list with the hook that compares the run's tokens with the part's prompt, or an empty list.
@@ -147,6 +150,8 @@ class LayerAblation(HeadCapture):
         `first`: True if no other hook edited them before, so they are compared with the queries and keys. Raises
         EditNotHonored if they differ.
         """
+        if self.part.acts_on == "mask":
+            return self._masked(scores, strip)
         head_scores = self._scores_of_strip(strip)
         q_length, k_length = head_scores.shape[-2:]
         if strip.is_whole:
@@ -156,11 +161,6 @@ class LayerAblation(HeadCapture):
         # Scores that another hook edited need not follow from queries and keys; its edit is kept.
         if first:
             self.require_own_scores(scores, head_scores)
-        if self.part.acts_on == "mask":
-            selected = self.selected(scores, heads_axis=1)
-            beyond = self._beyond(self.visible(selected), selected, strip)
-            limited = selected.masked_fill(beyond, torch.finfo(scores.dtype).min)
-            return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
         difference = self._difference(head_scores, allowed, strip)
         cap = self.layer.softcap
@@ -179,6 +179,19 @@ class LayerAblation(HeadCapture):
         edited.unflatten(0, (len(self.heads), -1))[copy, :, head] += change.transpose(0, 1)
         return edited
 
+    def _masked(self, scores: Float[Tensor, "batch heads queries keys"], strip: Strip) -> Tensor:
+        """Return a copy of the layer's scores in a strip, with the keys masked that the heads no longer see.
+
+        Raises EditNotHonored if the run has keys of earlier runs, ValueError for gradients of a long prompt.
+        """
+        self._refuse_gradients(strip)
+        self.require_lengths(scores.shape[-2], strip.stop - strip.start)
+        self.require_lengths(scores.shape[-1], strip.n_keys)
+        visible = self.visible(scores)
+        beyond = self._beyond(self.selected(visible, heads_axis=1), strip)
+        hidden = self.with_replaced(torch.zeros_like(visible), beyond, heads_axis=1)
+        return scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+
     def _weights(self, head_scores: HeadScores, strip: Strip) -> tuple[Tensor, Tensor]:
         """Return two tensors [batch, heads, query, key]: the heads' attention with the part, and without it.
 
@@ -189,7 +202,7 @@ class LayerAblation(HeadCapture):
         allowed = allowed.to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
         if self.part.acts_on == "mask":
-            allowed = allowed & ~self._beyond(allowed, scores, strip)
+            allowed = allowed & ~self._beyond(allowed.expand(scores.shape), strip)
         else:
             scores = scores + self._difference(head_scores, allowed, strip)
         return before, key_weights(softcapped(scores, cap), allowed)
@@ -242,19 +255,21 @@ class LayerAblation(HeadCapture):
         """
         if strip.is_whole:
             return self.scores_of_run()
-        if torch.is_grad_enabled():
-            raise ValueError(
-                f"{self.part.name}: a prompt of {strip.n_queries} tokens has no gradients inside an ablation of scores"
-                ": run it under torch.no_grad(), or give shorter prompts"
-            )
-        kept = self.seen.setdefault(get_ident(), {})
+        self._refuse_gradients(strip)
         if strip.is_first:
             self.of_run[get_ident()] = self.scores_of_run()
-            kept.pop("documents", None)
         if get_ident() not in self.of_run:
             self.taken("query")  # raises: the hook on queries did not run
         scores = self.of_run.pop(get_ident()) if strip.is_last else self.of_run[get_ident()]
         return scores.of_queries(strip.queries)
+
+    def _refuse_gradients(self, strip: Strip) -> None:
+        """Raise ValueError if gradients of a long prompt are recorded: they would run its strips again, backwards."""
+        if torch.is_grad_enabled() and not strip.is_whole:
+            raise ValueError(
+                f"{self.part.name}: a prompt of {strip.n_queries} tokens has no gradients inside an ablation of scores"
+                ": run it under torch.no_grad(), or give shorter prompts"
+            )
 
     def _edit_scores(self, scores: Tensor, strip: Strip, hook: Any) -> Tensor:
         return self.edited_scores(scores, strip, first=acts_first(hook, self._edit_scores))
@@ -352,12 +367,13 @@ class LayerAblation(HeadCapture):
             raise ValueError(f"{expected}; found NaN or infinite numbers: return finite ones")
         return altered
 
-    def _beyond(self, visible: Tensor, scores: Tensor, strip: Strip) -> Tensor:
-        acts = self._acts(scores, strip)
+    def _beyond(self, visible: Bool[Tensor, "batch heads queries keys"], strip: Strip) -> Tensor:
+        acts = self._acts(visible, strip)
         own = self.view.reader.seen_keys(self.view.model, self.layer.layer, visible.shape[-1], strip.start)
         if isinstance(self.part, LongRange) and not strip.is_whole:
             kept = self.seen.setdefault(get_ident(), {})
-            beyond, kept["documents"] = self.part.beyond_in_strip(visible, own, strip.start, kept.get("documents"))
+            before = None if strip.is_first else kept["documents"]
+            beyond, kept["documents"] = self.part.beyond_in_strip(visible, own, strip.start, before)
         else:
             beyond = hidden_keys(self.part, visible, own)
         return beyond if acts is None else beyond & acts
