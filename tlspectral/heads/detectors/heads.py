@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,20 +17,20 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, shown, warn_caller
+from tlspectral.errors import shown, warn_caller
 from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
 from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
-from tlspectral.models.hooking.strips import OfStrips, Strip, strips
+from tlspectral.models.hooking.strips import Strip, strips
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows, rows_of_scores
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.long_prompts import STRIP, strips_for, strips_noted
-from tlspectral.models.running.passes import run_until
+from tlspectral.models.running.passes import read_patterns
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
 from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.head_columns import HEAD
@@ -425,13 +424,12 @@ def _statistics(
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads]
     reduce_batch: Reduce
 
-    def reduce(layer: int, pattern: Tensor, strip: Strip, hook: Any) -> None:
+    def reduce(layer: int, pattern: Tensor, strip: Strip) -> None:
         scores = reduce_batch(pattern, strip)
         of_batch[layer] = scores if strip.is_first else of_batch[layer] + scores
         if spread is not None:
             spread.read(layer, pattern, strip, rows)
 
-    hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(reduce, layer))) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
     at_once = sequences_at_once(view, width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
@@ -445,14 +443,7 @@ def _statistics(
         rows = slice(n_run, min(n_run + at_once, next_look))
         odd = in_odd[rows]
         reduce_batch, counts = scorer(rows)
-        run_until(view, sequences.tokens[rows], hooks, last=hooks[-1][0])
-        for layer in view.layers:
-            # `run_until` waits only for the last layer; an earlier layer may return no pattern.
-            if layer not in of_batch:
-                raise UnsupportedArchitecture(
-                    f"layer {layer}: the attention never returned its pattern; "
-                    'load the model with attn_implementation="eager"'
-                )
+        read_patterns(view, sequences.tokens[rows], view.layers, reduce)
         n_heads = [of_batch[layer].shape[-1] for layer in view.layers]
         if spread is not None:
             spread.end_batch(rows)

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, shown
+from tlspectral.errors import shown
 from tlspectral.heads.detectors.chance import one_or_by_layer
-from tlspectral.models.hooking.strips import OfStrips, Strip
+from tlspectral.models.hooking.strips import Strip
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches
 from tlspectral.models.running.long_prompts import strips_for
-from tlspectral.models.running.passes import run_until
+from tlspectral.models.running.passes import read_patterns
 from tlspectral.tables.progress import bar
 
 LEAST, UNIFORM_TIMES = 0.15, 4.0
@@ -114,7 +114,6 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
     """
     layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
     share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}
-    fired: set[int] = set()
 
     def judging(layer: int, strip: Strip) -> tuple[Tensor, Tensor]:
         """Return two masks [query, key] of a strip: which keys queries see, and for which keys they judge."""
@@ -125,8 +124,7 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
         every = seen.sum(1) <= (view.reader.selected_keys(view.model, layer) or width)
         return seen, far & seen & every[:, None]
 
-    def add(layer: int, rows: slice, pattern: Tensor, strip: Strip, hook: Any) -> None:
-        fired.add(layer)
+    def add(rows: slice, layer: int, pattern: Tensor, strip: Strip) -> None:
         counted = judging(layer, strip)[1] & packed.real[rows, strip.queries][:, :, None]
         attention = pattern.detach().float().mean(1).cpu().double()
         if strip.is_first:  # a batch that ran out of memory runs again
@@ -134,8 +132,7 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
         share[layer][rows, : strip.n_keys] += attention.masked_fill(~counted, 0.0).sum(1)
 
     def run(rows: slice) -> int:
-        hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(add, layer, rows))) for layer in layers]
-        run_until(view, packed.tokens[rows], hooks, last=hooks[-1][0])
+        read_patterns(view, packed.tokens[rows], layers, partial(add, rows))
         return rows.stop - rows.start
 
     if layers:
@@ -145,11 +142,6 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
     decided, n_seen = {}, {}
     real = packed.real.double()
     for layer in layers:
-        if layer not in fired:
-            raise UnsupportedArchitecture(
-                f"layer {layer}: the attention never returned its pattern; "
-                'load the model with attn_implementation="eager"'
-            )
         n_queries, n_keys = torch.zeros(2, n_prompts, width, dtype=torch.float64)
         for strip in strips_for(view, width):
             seen, judges = judging(layer, strip)

@@ -14,18 +14,18 @@ import torch
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.errors import warn_caller
 from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
-from tlspectral.models.hooking.strips import OfStrips, Strip
+from tlspectral.models.hooking.strips import Strip
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.heads_of_model import heads_by_layer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
 from tlspectral.models.running.long_prompts import strips_for, strips_noted
-from tlspectral.models.running.passes import run_until
+from tlspectral.models.running.passes import read_patterns
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, repeated_queries
 from tlspectral.models.running.text import text_tokens, token_text
 from tlspectral.selection.heads_as_written import Heads
@@ -202,10 +202,8 @@ def _largest_of_queries(
         for layer in chosen
     }
     new = packed.real & ~repeated_queries(view, packed)
-    fired: set[int] = set()
 
-    def keep(layer: int, rows: slice, pattern: Tensor, strip: Strip, hook: Any) -> None:
-        fired.add(layer)
+    def keep(rows: slice, layer: int, pattern: Tensor, strip: Strip) -> None:
         seen = pattern.detach()[..., first:]
         if len(chosen[layer]) < seen.shape[1]:
             seen = seen[:, chosen[layer]]
@@ -223,19 +221,12 @@ def _largest_of_queries(
                 seen = seen.scatter(-1, where[..., None], 0.0)
 
     def run(rows: slice) -> int:
-        hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(keep, layer, rows))) for layer in chosen]
-        run_until(view, packed.tokens[rows], hooks, last=hooks[-1][0])
+        read_patterns(view, packed.tokens[rows], [*chosen], partial(keep, rows))
         return rows.stop - rows.start
 
     with bar(n_prompts, "top pairs", "seq") as shown:
         for done in in_batches(n_prompts, at_once, run):
             shown.update(done)
-    for layer in chosen:
-        if layer not in fired:
-            raise UnsupportedArchitecture(
-                f"layer {layer}: the attention never returned its pattern; "
-                'load the model with attn_implementation="eager"'
-            )
     return largest_of_layers
 
 

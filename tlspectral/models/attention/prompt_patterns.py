@@ -1,7 +1,6 @@
 """The attention patterns of some heads on one prompt, as the model computes them."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.hooking.strips import OfStrips, Strip
+from tlspectral.models.hooking.strips import Strip
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.long_prompts import strips_for
-from tlspectral.models.running.passes import run_until
+from tlspectral.models.running.passes import read_patterns
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 
@@ -58,11 +57,10 @@ def patterns_of(
     strips_for(view, length)  # refuses a long prompt of a model that would make whole patterns
     rows: dict[int, list[Tensor]] = {}
 
-    def keep(layer: int, pattern: Tensor, strip: Strip, hook: Any) -> None:
+    def keep(layer: int, pattern: Tensor, strip: Strip) -> None:
         first, last = (min(max(edge, strip.start), strip.stop) for edge in (asked.start, asked.stop))
         found = pattern[0, by_layer[layer], first - strip.start : last - strip.start].detach().float().cpu()
         rows.setdefault(layer, []).append(torch.nn.functional.pad(found, (0, length - found.shape[-1])))
 
-    hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(keep, layer))) for layer in sorted(by_layer)]
-    run_until(view, tokens, hooks, last=hooks[-1][0])
+    read_patterns(view, tokens, sorted(by_layer), keep)
     return [pattern for layer in sorted(by_layer) for pattern in torch.cat(rows[layer], dim=1).numpy()]

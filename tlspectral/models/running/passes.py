@@ -3,7 +3,7 @@
 Every pass runs in evaluation mode, in one thread at a time, under the hooks that are already on the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -67,6 +67,34 @@ def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iter
             f"{last} never fired, so the model does not show this activation: load the model with "
             'attn_implementation="eager"'
         )
+
+
+def read_patterns(
+    view: AttentionView,
+    tokens: Int[Tensor, "batch pos"],
+    layers: Sequence[int],
+    read: Callable[[int, Float[Tensor, "batch heads queries keys"], Strip], Any],
+) -> None:
+    """Run the model in `view` on `tokens`, and call `read` with the attention pattern of each of the `layers`, which
+    ascend.
+
+    `read` gets the layer, the pattern of all heads in a strip and the `Strip`, and returns nothing that is used. Hooks
+    on the model act. Raises as `run_until` does, and UnsupportedArchitecture if a layer does not show its pattern.
+    """
+    shown: set[int] = set()
+
+    def reading(layer: int, pattern: Tensor, strip: Strip, hook: Any) -> None:
+        shown.add(layer)
+        read(layer, pattern, strip)
+
+    hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(reading, layer))) for layer in layers]
+    run_until(view, tokens, hooks, last=hooks[-1][0])
+    for layer in layers:  # `run_until` waits only for the last one
+        if layer not in shown:
+            raise UnsupportedArchitecture(
+                f"layer {layer}: the attention never returned its pattern; "
+                'load the model with attn_implementation="eager"'
+            )
 
 
 def capture_until(
