@@ -14,6 +14,10 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
+from tlspectral.hooks.short_caches import _distant_attention
+from tlspectral.models.reading import attention_view, measured
+from tlspectral.models.running.long_prompts import strips_of
+from tlspectral.models.running.prompts import packed_prompts
 
 ROWS = torch.randint(3, 97, (8, 24), generator=torch.Generator().manual_seed(0))
 OTHERS = torch.randint(3, 97, (4, 24), generator=torch.Generator().manual_seed(1))
@@ -115,6 +119,32 @@ def test_groups_are_chosen_by_distant_attention_on_other_rows():
     assert table.loc[0, "delta"] == pytest.approx(own["delta"], abs=1e-6)  # float32 of other batches
     with pytest.raises(ValueError, match="chosen on rows that price nothing"):
         prices(chosen_on=ROWS[3:4])
+
+
+def test_distant_attention_is_the_mean_attention_to_the_hidden_keys():
+    """For several windows at once, rows of unequal length, and strip by strip."""
+    rows = packed_prompts(attention_view(llama()), [OTHERS[0], OTHERS[1, :19], OTHERS[2, :23]])
+    at = torch.arange(24)
+
+    def of_detectors(window, sinks):
+        def distant(tokens):
+            n = len(tokens)
+            return ((at[:n, None] - at[:n] >= window) & (at[:n] >= sinks)).double()
+
+        return tls.detect_heads(
+            llama(), prompts=[row[:n] for row, n in zip(rows.tokens, rows.lengths, strict=True)], pattern=distant
+        )
+
+    for sinks in (0, 2):
+        with measured(llama()) as view:
+            found = _distant_attention(view, rows, [5, 9], sinks)
+            with strips_of(7):
+                by_strips = _distant_attention(view, rows, [5, 9], sinks)
+        for window in (5, 9):
+            expected = of_detectors(window, sinks).set_index(["layer", "head"])["pattern"]
+            for pair, value in expected.items():
+                # Measured: 1e-7, sums of float32; heads differ by 1e-2.
+                assert (found[pair][window], by_strips[pair][window]) == pytest.approx((value, value), abs=1e-6)
 
 
 def test_fewer_than_eight_rows_have_no_error():

@@ -17,20 +17,24 @@ from torch import Tensor
 from tlspectral.containers import values as listed_values
 from tlspectral.errors import shown
 from tlspectral.errors.settings import checked_settings, counted
-from tlspectral.heads.detectors.heads import measured_detectors
+from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS
 from tlspectral.hooks.parts import LongRange
 from tlspectral.hooks.sweeps.controls import HeadSet, set_control
 from tlspectral.hooks.sweeps.layer_effects import chosen_sets, group_sets, set_values
+from tlspectral.models.hooking.strips import Strip
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, require_causal
+from tlspectral.models.running.batches import PackedTokens, in_batches
 from tlspectral.models.running.long_prompts import is_long
 from tlspectral.models.running.partial_runs import IntactRun, intact_run, share_behind
+from tlspectral.models.running.passes import read_patterns
 from tlspectral.models.running.prompts import packed_prompts, read_prompts, within
 from tlspectral.selection.heads_as_written import Heads
 from tlspectral.selection.node_names import group_name, head_name
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
+from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.control_tests import draws_floor
 from tlspectral.tasks.identity import sequences_identity
@@ -140,7 +144,7 @@ def cache_prices(
         tails = {size: replace(sequences, metric=_Tail(width - 1 - size - sinks)) for size in sizes}
         sets = {size: dict(given) for size in sizes}
         if chosen_on is not None:
-            for size, chosen in _least_distant(view, chosen_on, sequences, sizes, sinks, share, seed).items():
+            for size, chosen in _least_distant(view, chosen_on, sequences, sizes, sinks, share).items():
                 sets[size][CHOSEN] = chosen
         measurement = Measurement(
             CACHE_PRICES,
@@ -340,7 +344,6 @@ def _least_distant(
     sizes: list[int],
     sinks: int,
     share: float,
-    seed: int,
 ) -> dict[int, dict[int, list[int]]]:
     """Return for each window the groups with the least attention to keys outside of it and of the first tokens.
 
@@ -357,19 +360,55 @@ def _least_distant(
     n = round(share * len(every))
     if not 0 < n < len(every):
         raise ValueError(f"share={share} of {len(every)} groups is none or all of them: give a share between 0 and 1")
-    chosen = {}
+    mass = _distant_attention(view, rows, sizes, sinks)
+    chosen: dict[int, dict[int, list[int]]] = {size: {} for size in sizes}
     for size in sizes:
-        heads = measured_detectors(view, rows, on_prompts=True, pattern=partial(_distant, size, sinks), seed=seed)
-        mass = heads.set_index(["layer", "head"])["pattern"]
-        distant = [max(mass[pair] for pair in _pairs(group)) for group in every]
-        chosen[size] = {}
+        distant = [max(mass[pair][size] for pair in _pairs(group)) for group in every]
         for place in sorted(np.argsort(distant, kind="stable")[:n].tolist()):
             for layer, heads_of_group in every[place].items():
                 chosen[size].setdefault(layer, []).extend(heads_of_group)
     return chosen
 
 
-def _distant(window: int, sinks: int, tokens: Int[Tensor, "pos"], queries: slice) -> Bool[Tensor, "query key"]:
-    """Return True at the keys of some queries that stand outside their window and behind the first `sinks` tokens."""
-    at = torch.arange(len(tokens))
-    return (at[queries, None] - at >= window) & (at >= sinks)
+def _distant_attention(
+    view: AttentionView, rows: PackedTokens, sizes: list[int], sinks: int
+) -> dict[tuple[int, int], dict[int, float]]:
+    """Return the attention of each head to keys outside of each window and of the first tokens, by (layer, head).
+
+    The inner dict is by window. A value is a mean over the rows, and in a row over the queries that have such keys.
+    """
+    total: dict[int, Tensor] = {}  # by layer, [windows, rows, heads]
+
+    def add(batch: slice, layer: int, pattern: Tensor, strip: Strip) -> None:
+        upto = pattern.detach().cumsum(-1)  # attention to the keys up to each key
+        before = upto[..., sinks - 1] if sinks else torch.zeros_like(upto[..., 0])
+        query = torch.arange(strip.start, strip.stop, device=upto.device)
+        real = rows.real[batch, None, strip.queries].to(upto.device)
+        of_windows = []
+        for size in sizes:
+            last = (query - size).clamp_min(0).expand(*upto.shape[:-1])[..., None]
+            distant = upto.gather(-1, last)[..., 0] - before
+            counted = real & (query - size >= sinks)
+            of_windows.append(distant.masked_fill(~counted, 0.0).sum(-1).cpu().double())
+        values = torch.stack(of_windows)
+        if layer not in total:
+            total[layer] = torch.zeros(len(sizes), len(rows.tokens), values.shape[-1], dtype=torch.float64)
+        if strip.is_first:  # a batch that ran out of memory runs again
+            total[layer][:, batch] = 0.0
+        total[layer][:, batch] += values
+
+    def run(batch: slice) -> int:
+        read_patterns(view, rows.tokens[batch], view.layers, partial(add, batch))
+        return batch.stop - batch.start
+
+    n_rows, width = rows.tokens.shape
+    with bar(n_rows, "distant attention", "seq") as shown:
+        for done in in_batches(n_rows, sequences_at_once(view, width), run):
+            shown.update(done)
+    n_queries = rows.lengths - torch.tensor(sizes)[:, None] - sinks
+    means = {layer: (sums / n_queries[..., None]).mean(1) for layer, sums in total.items()}
+    return {
+        (layer, head): dict(zip(sizes, by_window.tolist(), strict=True))
+        for layer, of_layer in means.items()
+        for head, by_window in enumerate(of_layer.T)
+    }
