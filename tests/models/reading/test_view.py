@@ -149,6 +149,16 @@ def test_other_weights_and_another_bias_have_another_digest():
     assert len({*found}) == len(found)
 
 
+@zoo.needs_hooked
+def test_a_table_of_positions_that_no_pass_reads_has_no_part_in_the_digest():
+    """TransformerLens leaves it as it was in memory, so it differs each time that BLOOM is loaded."""
+    model = zoo.hooked("bloom")
+    before = zoo.logits(model), attention_view(model).weights_digest()
+    model.pos_embed.W_pos.data += 1.0
+    assert torch.equal(zoo.logits(model), before[0])
+    assert attention_view(model).weights_digest() == before[1]
+
+
 # --- how often layers are read ---
 
 

@@ -387,9 +387,12 @@ class AttentionView:
         """Return the SHA-256 (hex) of all parameters with names, shapes and types; equal in TransformerLens 3 and 4.
 
         Zero biases do not count, because TransformerLens 3.9 adds one to an unembedding that has none. The depth at
-        which a bridge wraps a module does not count either.
+        which a bridge wraps a module does not count either. With ALiBi a HookedTransformer has a table of positions
+        that no pass reads; it holds what was in memory, and does not count.
         """
         named = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
+        if self.backend == "hooked" and self.model.cfg.positional_embedding_type == "alibi":
+            del named["pos_embed.W_pos"]
         weights = stored_weights(named)
 
         def make() -> str:
