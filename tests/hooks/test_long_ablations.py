@@ -199,7 +199,7 @@ def test_prices_of_caches_of_long_prompts_say_their_cost(said):
     assert price() == []
     with strips_of(5):
         assert price() == ["cache prices: 6"]  # two windows, two groups of each layer, of which the later run half
-        assert price(groups={"one": ["L1KV0"]}) == ["cache prices: 4"]  # two windows, four sets of half the layers
+        assert price(groups={"one": ["L1KV0"]}) == ["cache prices: 2"]  # two windows, the set and the one other
 
 
 def measurements(model, length):

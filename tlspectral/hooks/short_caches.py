@@ -178,8 +178,9 @@ def cache_prices(
                 of_layer = [*group_sets(view, [layer]).values()]
                 make, n = partial(_price_groups, part, tail, of_layer), len(of_layer)
                 jobs.append(Job(f"window{size}_L{layer}", make, items=n, passes=n * timed * share_behind(view, layer)))
+            others = {name: set_control(view, heads).others for name, heads in sets[size].items()}
             for number, (name, heads) in enumerate(sets[size].items()):
-                make, n = partial(_price_set, part, tail, name, heads, draws, seed), 1 + draws
+                make, n = partial(_price_set, part, tail, name, heads, draws, seed), 1 + min(draws, others[name])
                 passes = n * timed * share_behind(view, min(heads))
                 jobs.append(Job(f"window{size}_set{number}", make, items=n, passes=passes))
         tables = measurement.made(jobs, description="cache prices", unit="set", prepare=prepared)
