@@ -378,15 +378,13 @@ class LayerAblation(HeadCapture):
             beyond = hidden_keys(self.part, visible, own)
         return beyond if acts is None else beyond & acts
 
-    def _acts(
-        self, scores: Float[Tensor, "batch heads queries keys"], strip: Strip
-    ) -> Bool[Tensor, "batch one queries one"] | None:
+    def _acts(self, like: Tensor, strip: Strip) -> Bool[Tensor, "batch one queries one"] | None:
         """Return a mask of the queries whose scores lose the part, True where they do; None for all queries.
 
-        `scores` give the number of sequences, `strip` the queries.
+        `like` [batch, heads, queries, keys] gives the number of sequences and the device, `strip` the queries.
         """
-        acts = self.part.acts(scores.shape[0], strip.n_queries)
-        return None if acts is None else acts[:, None, strip.queries, None].to(scores.device)
+        acts = self.part.acts(like.shape[0], strip.n_queries)
+        return None if acts is None else acts[:, None, strip.queries, None].to(like.device)
 
 
 @dataclass(frozen=True)
