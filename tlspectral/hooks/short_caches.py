@@ -381,8 +381,10 @@ def _distant_attention(
     total: dict[int, Tensor] = {}  # by layer, [windows, rows, heads]
 
     def add(batch: slice, layer: int, pattern: Tensor, strip: Strip) -> None:
-        upto = pattern.detach().cumsum(-1)  # attention to the keys up to each key
-        before = upto[..., sinks - 1] if sinks else torch.zeros_like(upto[..., 0])
+        # Attention to the keys up to each key. Sums of half precision would lose small weights.
+        upto = pattern.detach().float().cumsum(-1)
+        # The first queries of a prompt may come in a strip with fewer keys than there are sinks; they do not count.
+        before = upto[..., min(sinks, strip.n_keys) - 1] if sinks else torch.zeros_like(upto[..., 0])
         query = torch.arange(strip.start, strip.stop, device=upto.device)
         real = rows.real[batch, None, strip.queries].to(upto.device)
         of_windows = []
