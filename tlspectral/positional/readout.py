@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64, rotate, times_phase, with_gain_and_phase
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.hooking.strips import OfStrips, Strip
@@ -28,7 +27,7 @@ from tlspectral.models.reading.alibi import Alibi
 from tlspectral.models.reading.layer import RawAttention, require_every_key, softcapped
 from tlspectral.models.reading.norms import QueryKeyNorm, double
 from tlspectral.models.reading.view import AttentionView, Hook
-from tlspectral.models.running.passes import require_single_runs, run_until
+from tlspectral.models.running.passes import require_patterns, require_single_runs, run_until
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 """Indices of keys, and the position at which each key is read."""
@@ -240,12 +239,7 @@ class LastQueryReader:
 
     def require_all(self) -> None:
         """Raise UnsupportedArchitecture if a layer's pattern never arrived, so that `reduce` was not called for it."""
-        for layer in self.view.layers:
-            if layer not in self.finished:
-                raise UnsupportedArchitecture(
-                    f"layer {layer}: the attention never returned its pattern; "
-                    'load the model with attn_implementation="eager"'
-                )
+        require_patterns(self.view.layers, self.finished)
 
     def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
         """Store an activation of the current layer in `seen`: the last position for queries, everything for keys.

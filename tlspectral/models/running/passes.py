@@ -3,7 +3,7 @@
 Every pass runs in evaluation mode, in one thread at a time, under the hooks that are already on the model.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -89,7 +89,12 @@ def read_patterns(
 
     hooks = [(view.hook_names(layer)["pattern"], OfStrips(partial(reading, layer))) for layer in layers]
     run_until(view, tokens, hooks, last=hooks[-1][0])
-    for layer in layers:  # `run_until` waits only for the last one
+    require_patterns(layers, shown)  # `run_until` waits only for the last one
+
+
+def require_patterns(layers: Iterable[int], shown: Container[int]) -> None:
+    """Raise UnsupportedArchitecture unless all `layers` are in `shown`, the layers whose pattern a pass has shown."""
+    for layer in layers:
         if layer not in shown:
             raise UnsupportedArchitecture(
                 f"layer {layer}: the attention never returned its pattern; "
