@@ -14,7 +14,9 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
+from tlspectral.hooks import short_caches
 from tlspectral.hooks.short_caches import _distant_attention
+from tlspectral.hooks.sweeps import layer_effects
 from tlspectral.models.reading import attention_view, measured
 from tlspectral.models.running.long_prompts import strips_of
 from tlspectral.models.running.prompts import packed_prompts
@@ -170,6 +172,26 @@ def test_a_folder_is_resumed_and_the_table_is_kept(tmp_path):
     for one in (again, read):
         pd.testing.assert_frame_equal(one.drop(columns=["excess_draws", "excess_draws_se"]),
                                       table.drop(columns=["excess_draws", "excess_draws_se"]))  # fmt: skip
+
+
+def test_a_long_set_is_resumed_from_its_random_sets(tmp_path, monkeypatch):
+    calls = []
+
+    def set_values(part, rows, sets, intact):
+        calls.append(len(sets))
+        return layer_effects.set_values(part, rows, sets, intact)
+
+    monkeypatch.setattr(short_caches, "set_values", set_values)
+    monkeypatch.setattr(short_caches, "TOKENS_OF_JOB", 2 * ROWS.numel())  # two sets of groups in a job
+    names, folder = (("some", ("L0KV0", "L1KV1")),), tmp_path / "prices"
+    table = prices(names=names, draws=3, folder=folder)
+    assert calls == [2, 2]
+    removed = sorted(folder.glob("**/*.parquet"))[-1]
+    removed.unlink()
+    prices.cache_clear()
+    pd.testing.assert_frame_equal(prices(names=names, draws=3, folder=folder), table)
+    assert calls == [2, 2, 2]
+    assert removed.exists()
 
 
 @pytest.mark.usefixtures("unchecked")

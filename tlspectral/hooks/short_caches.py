@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tlspectral.hooks.sweeps.layer_effects import chosen_sets, group_sets, set_v
 from tlspectral.models.hooking.strips import Strip
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, require_causal
-from tlspectral.models.running.batches import PackedTokens, in_batches
+from tlspectral.models.running.batches import TOKENS_OF_JOB, PackedTokens, batch_on, filled, in_batches
 from tlspectral.models.running.long_prompts import is_long
 from tlspectral.models.running.partial_runs import IntactRun, intact_run, share_behind
 from tlspectral.models.running.passes import read_patterns
@@ -110,7 +111,7 @@ def cache_prices(
             the least attention to what would be hidden, on these rows (largest of a group's heads).
         share: share of all groups that `chosen_on` chooses. Default: half.
         draws: random sets beside each set, with as many groups of each layer. Default: 39, so the smallest p is .025.
-        folder: keeps a file per window and layer or set; the same call resumes from it.
+        folder: keeps finished sets of groups, random sets too; the same call resumes from it.
         seed: seed of the random sets.
 
     Returns:
@@ -153,6 +154,7 @@ def cache_prices(
             identity={
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, task),
+                "tokens_of_job": TOKENS_OF_JOB,
                 "groups": groups is True,
                 "sets": {str(size): _named(view, of_size) for size, of_size in sets.items()},
             },
@@ -171,22 +173,40 @@ def cache_prices(
             run = intact_run(view, sequences.tokens, sequences.predicted, view.layers, batch=at_once, reduce=add)
             return run, {size: of_size.result()[0].numpy() for size, of_size in losses.items()}
 
-        jobs, timed = [], is_long(width)  # short rows need no estimate
-        for size, tail in tails.items():
-            part = LongRange(size, sinks)
+        # By window, layer and name: the groups of a layer one by one, or (layer -1) a named set and its random sets.
+        hidden: dict[tuple[int, int, str], list[HeadSet]] = {}
+        for size in sizes:
             for layer in view.layers if groups is True else ():
-                of_layer = [*group_sets(view, [layer]).values()]
-                make, n = partial(_price_groups, part, tail, of_layer), len(of_layer)
-                jobs.append(Job(f"window{size}_L{layer}", make, items=n, passes=n * timed * share_behind(view, layer)))
-            others = {name: set_control(view, heads).others for name, heads in sets[size].items()}
-            for number, (name, heads) in enumerate(sets[size].items()):
-                make, n = partial(_price_set, part, tail, name, heads, draws, seed), 1 + min(draws, others[name])
-                passes = n * timed * share_behind(view, min(heads))
-                jobs.append(Job(f"window{size}_set{number}", make, items=n, passes=passes))
-        tables = measurement.made(jobs, description="cache prices", unit="set", prepare=prepared)
-        table = stacked([tables[job.name] for job in jobs])
+                hidden[size, layer, ""] = [_pairs(heads) for heads in group_sets(view, [layer]).values()]
+            for name, heads in sets[size].items():
+                drawn = set_control(view, heads).sets(draws, np.random.default_rng([seed, size]))
+                hidden[size, -1, name] = [_pairs(heads), *drawn]
+        tokens_of_job = TOKENS_OF_JOB if folder is not None else batch_on(view.device).tokens
+        jobs: dict[tuple[int, int, str], list[Job]] = {}
+        for (size, layer, name), of_rows in hidden.items():
+            label = f"window{size}_L{layer}" if layer >= 0 else f"window{size}_set{[*sets[size]].index(name)}"
+            share_of_pass = is_long(width) * share_behind(view, min(of_rows[0])[0])  # short rows need no estimate
+            jobs[size, layer, name] = [
+                Job(
+                    f"{label}_{some[0]:03d}",
+                    partial(_hide, LongRange(size, sinks), tails[size], [of_rows[number] for number in some]),
+                    items=len(some),
+                    passes=len(some) * share_of_pass,
+                )
+                for some in filled(dict.fromkeys(range(len(of_rows)), sequences.tokens.numel()), tokens_of_job)
+            ]
+        tables = measurement.made([*chain(*jobs.values())], description="cache prices", unit="set", prepare=prepared)
+        rows: list[dict[str, Any]] = []
+        for (size, layer, name), of_rows in jobs.items():
+            made = stacked([tables[job.name] for job in of_rows])
+            losses, deltas = (made[column].to_numpy().reshape(-1, len(sequences.tokens)) for column in made)
+            if layer >= 0:
+                described = _groups_alone(layer, losses, deltas, sequences.distinct)
+            else:
+                described = [_set_together(view, name, sets[size][name], losses, deltas, sequences.distinct)]
+            rows += [{"window": size, **row} for row in described]
         return measurement.table(
-            table,
+            pd.DataFrame(rows),
             sets={str(size): _named(view, of_size) for size, of_size in sets.items() if of_size},
             **sequences.recorded(view),
         )
@@ -208,66 +228,73 @@ class _Tail:
         return next_token_loss(logits[:, -self.n :], tokens, mask)
 
 
-def _price_groups(
+def _hide(
     part: LongRange,
     rows: TaskSequences,
-    groups: list[dict[int, list[int]]],
+    sets: list[HeadSet],
     prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
 ) -> pd.DataFrame:
+    """Return `loss` and `delta` of each set of heads and prompt, the prompts of the first set first.
+
+    `part` hides the keys, `rows` are the prompts with the loss behind the window, `prepared` is the run without
+    ablation and its losses by window.
+    """
+    intact, losses = prepared
+    values = set_values(part, rows, sets, intact).numpy()
+    return pd.DataFrame({"loss": values.ravel(), "delta": (values - losses[part.window]).ravel()})
+
+
+def _groups_alone(
+    layer: int,
+    losses: Float64[np.ndarray, "groups rows"],
+    deltas: Float64[np.ndarray, "groups rows"],
+    distinct: Int[np.ndarray, "rows"] | None,
+) -> list[dict[str, Any]]:
     """Return the rows of the table for each group of a layer alone, beside the layer's other groups.
 
-    `part` hides the keys, `rows` are the prompts with the loss behind the window, `groups` the query heads of each
-    group by layer, `prepared` the run without ablation and its losses by window.
+    `deltas` are changes of `losses`; `distinct` says which prompts are equal.
     """
-    intact, losses = prepared
-    values = set_values(part, rows, [_pairs(heads) for heads in groups], intact).numpy()
-    deltas, (layer,) = values - losses[part.window], groups[0]
-    return pd.DataFrame([
-        {"window": part.window, "kind": "group", "layer": layer, "kv_head": group, "name": group_name(layer, group),
-         "n_groups": 1, "loss": values[group].mean(), "could_differ": int(len(groups) > 1),
-         **_beside(deltas[group], np.delete(deltas, group, axis=0), rows)}
-        for group in range(len(groups))
-    ])  # fmt: skip
+    return [
+        {"kind": "group", "layer": layer, "kv_head": group, "name": group_name(layer, group), "n_groups": 1,
+         "loss": losses[group].mean(), "could_differ": int(len(deltas) > 1),
+         **_beside(deltas[group], np.delete(deltas, group, axis=0), distinct)}
+        for group in range(len(deltas))
+    ]  # fmt: skip
 
 
-def _price_set(
-    part: LongRange,
-    rows: TaskSequences,
+def _set_together(
+    view: AttentionView,
     name: str,
     heads: dict[int, list[int]],
-    draws: int,
-    seed: int,
-    prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
-) -> pd.DataFrame:
-    """Return the row of the table for a set of groups together, beside random sets.
+    losses: Float64[np.ndarray, "sets rows"],
+    deltas: Float64[np.ndarray, "sets rows"],
+    distinct: Int[np.ndarray, "rows"] | None,
+) -> dict[str, Any]:
+    """Return the row of the table for a set of groups together, beside its random sets.
 
-    `part` hides the keys, `rows` are the prompts with the loss behind the window, `name` and `heads` (by layer, whole
-    groups) the set, `draws` and `seed` the random sets, `prepared` the run without ablation and its losses by window.
+    `heads` (by layer, whole groups) are the set. The first of `losses` and `deltas` is of the set, the others of random
+    sets; `distinct` says which prompts are equal.
     """
-    intact, losses = prepared
-    control = set_control(intact.view, heads)
-    drawn = control.sets(draws, np.random.default_rng([seed, part.window]))
-    values = set_values(part, rows, [_pairs(heads), *drawn], intact).numpy()
-    deltas = values - losses[part.window]
+    control = set_control(view, heads)
     could_differ = sum(min(len(some), control.of_layer[layer] - len(some)) for layer, some in control.chosen.items())
-    return pd.DataFrame([
-        {"window": part.window, "kind": "set", "layer": -1, "kv_head": -1, "name": name,
-         "n_groups": sum(map(len, control.chosen.values())), "loss": values[0].mean(), "could_differ": could_differ,
-         **_beside(deltas[0], deltas[1:], rows)}
-    ])  # fmt: skip
+    return {"kind": "set", "layer": -1, "kv_head": -1, "name": name,
+            "n_groups": sum(map(len, control.chosen.values())), "loss": losses[0].mean(), "could_differ": could_differ,
+            **_beside(deltas[0], deltas[1:], distinct)}  # fmt: skip
 
 
 def _beside(
-    delta: Float64[np.ndarray, "rows"], others: Float64[np.ndarray, "draws rows"], rows: TaskSequences
+    delta: Float64[np.ndarray, "rows"],
+    others: Float64[np.ndarray, "draws rows"],
+    distinct: Int[np.ndarray, "rows"] | None,
 ) -> dict[str, Any]:
     """Return the columns that compare an effect with those of random sets, paired by row.
 
-    `delta` is the change of each row's loss, `others` that of each random set, `rows` says which rows are equal.
+    `delta` is the change of each row's loss, `others` that of each random set, `distinct` says which rows are equal.
     """
-    n_distinct = len(delta) if rows.distinct is None else int(rows.distinct.max()) + 1
+    n_distinct = len(delta) if distinct is None else int(distinct.max()) + 1
 
     def error(values: Float64[np.ndarray, "rows"]) -> float:
-        return standard_error(values, rows.distinct) if n_distinct >= FEWEST_PROMPTS else float("nan")
+        return standard_error(values, distinct) if n_distinct >= FEWEST_PROMPTS else float("nan")
 
     paired, n = delta - others, len(others)
     return {
