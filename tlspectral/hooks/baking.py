@@ -35,7 +35,7 @@ _WRAPPED = "._original_component"  # TransformerLens puts it into the names of m
 def bake(model: Any, heads: Heads) -> Any:
     """Return a copy of a model whose weights lack these heads: a pruned model, which needs no hooks and can be saved.
 
-    In the copy the output map (`o_proj`, W_O) is 0 where it reads these heads. Shapes stay, so it is not faster.
+    In the copy the output map (`o_proj`, W_O) is 0 where it reads these heads. Shapes stay, so the copy is not faster.
 
     >>> import tlspectral as tls, transformers
     >>> config = transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=97)
@@ -60,14 +60,14 @@ def bake(model: Any, heads: Heads) -> Any:
     Raises:
         BadHead: a head does not exist.
         TypeError: another object: give `tls.load_model(object)`.
-        BadWeights: quantised weights: load the model that they were made from. Untied embeddings with a config that
+        BadWeights: quantised weights (load the model that they were made from), or untied embeddings with a config that
             ties them.
         UnsupportedArchitecture: an output map that is parametrized or tied to another weight; a bridge in compatibility
             mode, with learned rotary positions, or without a model of transformers in it; a model that is spread over
             devices, or that `load_model` does not read.
 
-    Not established: that the model can do without these heads. Compare `tls.evaluate(model, task)` on both, or with
-    random heads by `ablation_sweep(control="random")`. More: docs/head_mask.md
+    Not established: that the model can do without these heads. Compare `tls.evaluate(model, task)` of both models, or
+    compare these heads with random heads by `ablation_sweep(control="random")`. More: docs/head_mask.md
     """
     import transformers
 

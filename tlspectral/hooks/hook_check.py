@@ -108,8 +108,6 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
 
     Not established: that this is the right ablation for a question. Removing a head by zeros, by its mean, or by its
     output on another prompt gives different effects.
-
-    Source: this package.
     """
     with measured(model, report_hooks=hook is not None) as view:
         require_stream(view)

@@ -105,12 +105,12 @@ class Wall:
     `tls.plots` and `tls.report` draw it; `wall.table()` is a DataFrame that `tls.write_table` stores.
 
     Attributes:
-        tokens: the sentence's tokens as text. A box stands for a token that is a fraction of a letter.
+        tokens: the sentence's tokens as text. A token that is only a fraction of a letter is shown as a box.
         special: for each token, whether it is a special token of the tokenizer, such as the start token.
         heads: DataFrame, a row per head: `layer, head, name`, `kv_head` (the key/value head that it reads), and
             `second_sink, second_sink_share` (position of the layer's second attention sink or -1, and its attention).
-        levels: attention of each head, queries down and keys across, as integers from 0 to `LEVELS` (255 is 1). The
-            property `attention` has the same as numbers from 0 to 1.
+        levels: attention of each head, queries down and keys across, as integers from 0 to `LEVELS` (255 stands for
+            attention 1). The property `attention` has the same as numbers from 0 to 1.
         causal: True if queries see no later key.
         removal: a `Removal`, the effects of removing each head; None if no head was removed.
         why_not: the reason if no head was removed, else empty.

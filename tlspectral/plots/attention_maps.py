@@ -66,7 +66,7 @@ def patterns(
             to see. Default: False. Attention is not rescaled.
         sinks: "found" draws the first key too, and leaves out every attention sink of the layer: a key whose mean
             attention from later queries, over the layer's heads, exceeds .15 and four times an even share. A column
-            without other keys is grey. Default: None. It excludes sink=True.
+            that holds only sinks is grey. Default: None. Not together with sink=True.
 
     Returns:
         matplotlib Figure. Colour is the attention probability after the softmax, from 0 to the largest drawn value.

@@ -58,8 +58,8 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     Use it to see how small a circuit can be. The gap is the metric of the whole model minus the metric without any
     edge; 0 means nothing carried, 1 the whole model. The line is the circuits of the largest edges, its band a 95 %
     interval over pairs of prompts. Crosses are random edges between the same layers; circles are the same edges with
-    the heads of each layer exchanged. With `choose="bootstrap"` in `tls.faithfulness`, pale points are circuits that
-    samples of pairs chose, and the line is measured on pairs that did not choose.
+    the heads of each layer exchanged. With `choose="bootstrap"` in `tls.faithfulness`, pale points are circuits chosen
+    on samples of pairs, and the line is measured on pairs outside the sample.
 
     Args:
         table: result of `tls.faithfulness`. Needed columns: `circuit, share, n_edges, faithfulness`; used if present:
@@ -123,7 +123,7 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     another. The graph runs from the embedding at the bottom to the logits at the top, with a row of boxes per layer; a
     graph with more than 10 boxes in a row is drawn as a matrix. Line width is the size of the effect, colour its sign
     (blue: cutting the edge lowers the metric), and line style what the receiver reads: queries, keys or values. The
-    five largest edges show their number and the letter q, k or v. A frame joins heads that share keys or values. In the
+    five largest edges show their effect and the letter q, k or v. A frame joins heads that share keys or values. In the
     matrix, senders and receivers are in layer order, and colour is the effect.
 
     Args:

@@ -39,8 +39,8 @@ def ablation_effects(
     Use it to see which heads matter more than their control. Each row is a head (or a named set of heads). A red dot is
     the effect of removing the part: the metric without it minus the intact value, with the standard error over
     sequences. A grey tick is the effect of one control: a random part of equal size; for outputs another head of the
-    layer; for sets another set. The grey bar spans all controls. At the right stands `control_p`: the share of the
-    controls and the part itself whose effect is as large, or "≤ 1/20", the smallest value that 19 controls allow.
+    layer; for sets another set. The grey bar spans all controls. At the right stands `control_p`: among the controls
+    and the part itself, the share with an effect as large. "≤ 1/20" is the smallest value that 19 controls allow.
 
     Args:
         sweep: table of `tls.ablation_sweep`; heads without a measured effect are left out.
@@ -216,8 +216,8 @@ def kernel(
         intact: result of `tls.relative_position_kernel`. Used columns: `layer, head, offset, score`.
         ablated: a second such table for the same heads, made inside a block of `tls.ablate`. Default: None, which draws
             only `intact`.
-        others: such a table of all heads of the model, for a grey band: 5 to 95 % of the other heads at each distance,
-            each moved to the mean score of the drawn head. Default: None, no band.
+        others: such a table of all heads of the model, for a grey band: percentiles 5 to 95 of the other heads at each
+            distance, every other head shifted to the mean score of the drawn head. Default: None, no band.
         ax: matplotlib Axes to draw into, if there is one head. Default: a new figure.
 
     Returns:

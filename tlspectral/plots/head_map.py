@@ -34,7 +34,7 @@ _NOT_A_NUMBER = "#b9bec5"
 def heads(
     table: pd.DataFrame, column: str, *, limits: tuple[float, float] | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw one column of a table of heads as a map, layers down and heads across, and name the three largest heads.
+    """Draw a column of a head table, layers down and heads across, and label the three heads with the largest values.
 
     >>> import tlspectral as tls
     >>> table = tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10)

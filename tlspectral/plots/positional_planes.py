@@ -68,14 +68,13 @@ def positional_symbolic_plane(
         matplotlib Figure: a dot per head; both axes are cosines, 0 to 1 for most heads.
 
     Raises:
-        ValueError: a needed column is missing, the table has no rows, a head has several rows, or a head to name has
-            none.
+        ValueError: a needed column is missing, the table has no rows, a head has several rows, or a head to name has no
+            row.
         BadHead: `highlight` is not a head.
         TypeError: `ax` is not a matplotlib Axes.
 
     Not established: that the two scores exclude each other in this model. The circle alone makes their correlation
-    negative if attention is peaked, so compare it with its null. A head with both scores near 1 may simply have flat
-    attention.
+    negative if attention is peaked, so compare it with its null.
     """
     require_heads(scores, SCORES, "positional_symbolic")
     shown, note = without_nan(scores, SCORES)
@@ -105,10 +104,10 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     >>> tls.plots.exclusion_plane(scores).axes[0].get_xlabel()
     'exclusion index (0 symbolic, 1 positional)'
 
-    Use it if the positional and the symbolic score of many heads are both near 1, because their attention is flat. The
-    index still distinguishes such heads: 0 if attention follows words, 1 if it follows positions ("Decoupling
-    Positional and Symbolic Attention Behavior", Theorem 1). If the standard deviation is far below 1, the softmax is
-    nearly flat and the logits hardly matter.
+    Use it if flat attention brings both the positional and the symbolic score of many heads near 1. The index still
+    distinguishes such heads: 0 if attention follows words, 1 if it follows positions ("Decoupling Positional and
+    Symbolic Attention Behavior", Theorem 1). If the standard deviation is far below 1, the softmax is nearly flat and
+    the logits hardly matter.
 
     Args:
         scores: table of `tls.positional_symbolic` with `layer, head, exclusion_index, logit_std`. A note counts heads

@@ -55,9 +55,10 @@ def rotary_plane(
     ['before rotation', 'after rotation']
 
     Use it to see how a head uses a frequency ("Decoupling Positional and Symbolic Attention Behavior", Figure 3C). The
-    left panel has queries (blue) and keys (orange) before rotation, with biases and norms. If its keys lie close
-    together, the pair cannot tell words apart, and only positions decide. In the right panel each is rotated by its
-    position times the frequency. The dot product of its query and its key is what this pair adds to their score.
+    left panel has queries (blue) and keys (orange) before rotation, with biases and norms. If the keys lie close
+    together there, the rotary pair cannot tell words apart, and only positions decide. In the right panel every query
+    and key is rotated by its position times the frequency. The dot product of a query and a key there is the amount
+    this pair adds to their score.
 
     Args:
         model: a TransformerBridge or HookedTransformer. It runs once, with the hooks that are placed on it.
@@ -77,7 +78,7 @@ def rotary_plane(
         BadHead: the head does not exist.
         UnsupportedArchitecture: the layer has no rotary positions, or cannot be read.
         ScoreMismatch: the model's attention is not the softmax of these scores.
-        ValueError: the pair, the query or the key does not exist, the key is behind the query, or several prompts.
+        ValueError: the pair, the query or the key does not exist, the key comes after the query, or several prompts.
 
     Not established: that the head depends on this pair. Other pairs add to the score too; `tls.parts.Band` removes one.
     """

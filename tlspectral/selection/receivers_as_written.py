@@ -39,8 +39,8 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
         input: "q" (queries), "k" (keys) or "v" (values).
 
     Returns:
-        List with a name per head in the given order, such as "L1H0.k". If heads share keys or values, a function with a
-            model reads this name as the shared receiver, "L1KV0.k".
+        List with a name per head in the given order, such as "L1H0.k". If heads share keys or values, a function that
+            gets a model reads this name as the shared receiver, "L1KV0.k".
 
     Raises:
         BadHead: heads in none of these forms, all heads of a layer, or the queries of a group. Whether a model has the

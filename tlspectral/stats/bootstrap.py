@@ -224,7 +224,7 @@ def attenuation(
     >>> round(result.statistic, 2)
     0.9
 
-    Use it to ask how much of a relation two columns share with other columns of the table.
+    Use it to ask how much of the relation between two columns is shared with other columns of the table.
 
     Args:
         table: one row per head, of one model at one step, with a column `layer`.
@@ -246,7 +246,7 @@ def attenuation(
             under "hybrid", the method is unknown, `draws` is 1 or negative, or `level` is outside (0, 1).
 
     Not established: mediation. All columns come from the same weights; the share says how much variance they have in
-    common. It is wrong if x follows a control along a curve. More: docs/statistics.md
+    common. The share is wrong if x follows a control along a curve. More: docs/statistics.md
     """
     require_known("method", method, get_args(RankMethod))
     controls = as_names(controls)

@@ -209,8 +209,8 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
     Raises:
         ValueError: `pvalues` is not one-dimensional, or a value is outside [0, 1].
 
-    Not established: control if tests depend on each other negatively, or if the family was chosen after the p-values
-    were seen.
+    Not established: control of this rate if tests depend on each other negatively, or if the family was chosen after
+    the p-values were seen.
     """
     values = as_values(pvalues, "pvalues")
     tested = ~np.isnan(values)

@@ -75,8 +75,8 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
 
     Returns:
         `ModelPermutation` with `.statistic` (mean of x minus mean of y, in the unit of the values), `.pvalue`, `.floor`
-            (the smallest p-value that these values allow), `.gap` and `.separated` (do the groups overlap?),
-            `.n_permutations` and `.n` (models).
+            (the smallest p-value that these values allow), `.gap` between the groups' nearest values and `.separated`
+            (True if they do not overlap), `.n_permutations` and `.n` (models).
 
     Raises:
         ValueError: a group is empty, a value is not finite, there are more than 200,000 labelings, or the alternative

@@ -75,8 +75,8 @@ def top_head_percentile(
         `TopHeadPercentile` with `.percentiles` (rank / n in `column` of each of the k heads, strongest first; 1 is the
             largest value), `.statistic` (their median), `.statistic_midrank` (median of (rank - 1/2) / n, which is 1/2
             on average for random heads), `.heads` (layer and head), `.k`, `.n` (heads ranked), `.n_dropped` (heads with
-            NaN in `column`, not ranked, or in `by`, not taken) and `.tied_at_border` (heads left out that equal the
-            last head taken).
+            NaN: in `column`, not ranked; in `by`, not taken) and `.tied_at_border` (heads left out that equal the last
+            head taken).
 
     Raises:
         ValueError: the table lacks a column or has several models or steps, `k` is below 1, or fewer than k heads have

@@ -51,12 +51,14 @@ def join(table: pd.DataFrame, /, *tables: pd.DataFrame, **more: pd.DataFrame) ->
             `band_effects`.
         tables: other tables with `layer` and `head`, such as the tables of `positional_symbolic`, `ablation_sweep`,
             `band_effects`, `frequency_table` or `heads.kernel_prediction`.
-        more: tables with a name, which precedes all their columns. Use it for tables that share columns with others.
+        more: tables given by a name, which is put before all their column names. Use it for tables that share columns
+            with others.
 
     Returns:
         DataFrame: the columns of `table`, then the columns of each other table, in their units. If a table has several
         rows per head, the value of part, mode, kind, band, frequency or offset precedes the name: `rope_phase_delta`. A
-        head that a table lacks has missing values there. `attrs["joined"]` has the `attrs` of each other table.
+        head that a table lacks has missing values in this table's columns. `attrs["joined"]` has the `attrs` of each
+        other table.
 
     Raises:
         ValueError: a table has other weights, or weights that cannot be compared; it has a head that `table` lacks;

@@ -112,8 +112,8 @@ def shard(index: int, count: int) -> AbstractContextManager[None]:
         there.
 
     Raises:
-        ValueError: `index` is not one of 1 to `count`; or the measurement in the block has no folder or gets a
-            generator.
+        ValueError: `index` is not one of 1 to `count`; or the measurement in the block has no folder or gets an
+            iterator.
 
     A warning is given if the result is not used with `with`.
 

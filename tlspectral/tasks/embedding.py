@@ -59,8 +59,8 @@ def embedding_change(model: Any, prompts: Any) -> Task:
         tls.ablation_sweep(model, "antisymmetric", task=task, control="random")
 
     The embedding of a prompt is the mean over its tokens of the residual stream after the last layer, as
-    sentence-transformers does for `minilm-l6`. The task compares with the embeddings of the model as it is during this
-    call, including hooks on it.
+    sentence-transformers does for `minilm-l6`. Each embedding is compared with the model's embedding during this call
+    of `embedding_change`, including hooks on the model.
 
     Args:
         model: a bridge of an encoder without a head: `load_model("minilm-l6")`, or a BERT or RoBERTa that was saved

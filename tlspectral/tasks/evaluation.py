@@ -113,8 +113,8 @@ def language_loss(
     >>> print(tls.tasks.language_loss(tls.load_model("tiny-rope"), tokens))
     3.3725 ± 0.6056
 
-    All positions but the last are predicted. Documents are joined with EOS between them and cut into rows of one
-    length. To evaluate prompts one by one, give token ids, padded if their lengths differ:
+    All positions but the last predict the next token. Documents are joined with EOS between them and cut into rows of
+    one length. To evaluate prompts one by one, give token ids, padded if their lengths differ:
 
         batch = model.tokenizer(prompts, padding=True, return_tensors="pt")
         tls.tasks.language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
@@ -124,9 +124,10 @@ def language_loss(
         prompts: token ids [sequences, pos]; one or several documents (the model needs a tokenizer); or the name of a
             data set, one word, whose column `text` is streamed (needs a network and `datasets`). Default: the
             public-domain book in this package.
-        attention_mask: for padded token ids, 1 for real tokens and 0 for padding, on either side. The model does not
-            see padding.
-        n_sequences: number of rows to cut from text, from its beginning. Default: 64. Token ids are all used.
+        attention_mask: for padded token ids (padding left or right): 1 for real tokens and 0 for padding. The model
+            does not see padding.
+        n_sequences: number of rows to cut from text, from its beginning. Default: 64. If you give token ids, all rows
+            are used.
         sequence_length: tokens in such a row, BOS included. Default: 128, at most the context.
 
     Returns:

@@ -112,11 +112,11 @@ class Effect(float):
     Attributes:
         value: mean difference, in the unit of the metric.
         se: standard error of the mean difference over sequences.
-        pvalue: two-sided p of a sign-flip test: share of sign flips of the differences whose mean is at least as large
-            in size. It uses all flips up to 13 sequences, above that 9,999 seeded flips. Equal sequences are flipped
-            together.
-        floor: the smallest pvalue that differences of these sizes can have: 2 / 2^n for up to n = 13 differences other
-            than 0, and 2e-4 for many.
+        pvalue: two-sided p of a sign-flip test: share of sign flips that give a mean difference at least as large in
+            absolute value. It uses all flips up to 13 sequences, above that 9,999 seeded flips. Equal sequences are
+            flipped together.
+        floor: the smallest pvalue that differences of these sizes can have: 2 / 2^n for n differences other than 0 (n
+            up to 13), about 2e-4 for more.
 
     Not established: that the ablated part matters more than a random part of its size; a control tests this. The
     p-value is not corrected for the number of heads.
@@ -162,7 +162,7 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
             test over sequences) and `.floor` (the smallest pvalue that these differences can have).
 
     Raises:
-        ValueError: the values belong to different sequences, or to one sequence.
+        ValueError: the values belong to different sequences, or to only one sequence.
 
     Not established: that the ablated part matters more than a random part of its size; compare with a control.
     """

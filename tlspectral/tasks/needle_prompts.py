@@ -29,12 +29,13 @@ def needle(model: Any, *, n_prompts: int = 16, length: int = 128, seed: int = 0)
     10.4
 
     Use it to find and to remove retrieval heads. A prompt is filler text with the needle "The secret word of NAME is
-    ANSWER." between two sentences, then the question. Its pair differs in the answer of the needle alone. The needle of
+    ANSWER." between two sentences, then the question. Its pair differs only in the needle's answer. The needle of
     `tls.positional.NeedleTask` is another task: a line among lines, as blocks that swap.
 
     Args:
         model: a TransformerBridge or HookedTransformer, for its tokenizer.
-        n_prompts: number of prompts, two or more. Default: 16. No two share a name or an answer, while words last.
+        n_prompts: number of prompts, two or more. Default: 16. No two share a name or an answer, until the words run
+            out.
         length: tokens of each prompt, start token, needle and question included. Default: 128.
         seed: seed of names, answers, filler and the needle's place. Default: 0.
 

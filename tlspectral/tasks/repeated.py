@@ -39,7 +39,8 @@ def repeated_sequences(
     Args:
         view: `tls.models.reading.attention_view(model)`, not the model itself.
         n_sequences: number of sequences, two or more. Default: 200.
-        segment_length: L, two or more. A larger L than the context or a small vocabulary allows is cut. Default: 64.
+        segment_length: L, two or more. L is cut to the length that the context or a small vocabulary allows. Default:
+            64.
         seed: seed of the draw. Default: 0.
 
     Returns:

@@ -304,7 +304,7 @@ def induction(
 
     Use it to measure how well a model copies from its context ("Fingerprint, Not Blueprint", section 8). A sequence is
     `[BOS, r, r]`: a start token, then a segment r of L tokens twice. Positions L+1 to 2L-1 predict the next token,
-    because the token after each has been seen. Lower is better.
+    because the first copy has shown which token follows. Lower is better.
 
     Args:
         prompts: your own sequences of this form, token ids [sequences, 1 + 2 L]. Default: draw random ones when a model
@@ -358,9 +358,11 @@ def language(
 
     Args:
         prompts: token ids [sequences, pos]; one or several documents as text (the model needs a tokenizer); or the name
-            of a data set, one word, whose column `text` is streamed. Default: the public-domain book in this package.
+            of a data set (a string of one word), whose column `text` is streamed. Default: the public-domain book in
+            this package.
         attention_mask: for padded token ids, 1 for real tokens and 0 for padding. The model does not see padding.
-        n_sequences: number of rows to cut from text, from its beginning. Default: 64. Token ids are all used.
+        n_sequences: number of rows to cut from text, from its beginning. Default: 64. If you give token ids, all rows
+            are used.
         sequence_length: tokens in such a row, BOS included. Default: 128, at most the context.
 
     Returns:

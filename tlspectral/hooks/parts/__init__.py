@@ -94,7 +94,7 @@ def part_of(part: Part | str) -> Part:
         A `Part`, to give to `tls.ablate` or `tls.ablation_sweep`.
 
     Raises:
-        ValueError: an unknown name; or a part that needs settings was given by name or as a class, such as "mode".
+        ValueError: an unknown name; or a part that needs settings, such as "mode", was given by name or as a class.
         ValueError, TypeError: a part of your own has no name, has no method for the place where it acts, or has a
             method with other arguments.
     """

@@ -162,7 +162,7 @@ class SymmetryPart(QueryKeyPart):
 @checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Symmetric(SymmetryPart):
-    """Remove M_S, the symmetric part of a head's score: (C_ij + C_ji)/2 for query i and key j.
+    """Remove M_S, the symmetric part of a head's score: (C_ij + C_ji)/2 for query i and key j, with C as below.
 
     Use it in `tls.ablate` or `tls.ablation_sweep` to test whether a head needs the part of its score that does not
     change when the two tokens are exchanged.
@@ -176,8 +176,9 @@ class Symmetric(SymmetryPart):
         with tls.ablate(model, "L5H1", tls.parts.Symmetric()): ...  # or "symmetric"
 
     C_ij = sum_t cos(theta_t (i - j)) x_i Re(M_t) x_j^T + x_i M_rest x_j^T, for query i and key j with streams x_i and
-    x_j. M_t is the head's matrix for rotary frequency theta_t, and M_rest belongs to columns that do not rotate. C_ji
-    exchanges the two tokens. `Symmetric`, `Antisymmetric` and `RopePhase` add up to the score without biases.
+    x_j. M_t is the head's complex matrix for rotary frequency theta_t, and M_rest belongs to columns that do not
+    rotate. C_ji exchanges the two tokens. `Symmetric`, `Antisymmetric` and `RopePhase` add up to the score without
+    biases.
 
     Attributes:
         include_bias: True also removes the symmetric part of terms with biases of queries and keys. Default: False.
@@ -214,7 +215,7 @@ class Antisymmetric(SymmetryPart):
         with tls.ablate(model, "L5H1", tls.parts.Antisymmetric()): ...  # or "antisymmetric"
 
     C_ij = sum_t cos(theta_t (i - j)) x_i Re(M_t) x_j^T + x_i M_rest x_j^T is the part of the score of query i and key j
-    that is even in their distance. x_i and x_j are their streams, M_t is the head's matrix for rotary frequency
+    that is even in their distance. x_i and x_j are their streams, M_t is the head's complex matrix for rotary frequency
     theta_t, and M_rest belongs to columns that do not rotate. C_ji exchanges the two tokens.
 
     Attributes:

@@ -89,10 +89,10 @@ def band_effects(
         heads: "L5H1", (5, 1), "L5" (layer 5), "L5KV1" (a key/value group), a list of these, or a DataFrame with `layer`
             and `head`.
         task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
-        at: positions of the task, names or numbers: bands are removed at each alone, a row for each. Default:
-            everywhere.
-        draws: random sets of frequencies per band. Default: 5. 19 allow a `control_p` of .05; some bands find fewer
-            sets, see `control_p_floor`.
+        at: positions of the task (names or numbers). Bands are removed at one position at a time, with a row for each.
+            Default: everywhere.
+        draws: random sets of frequencies per band. Default: 5. 19 allow a `control_p` of .05; for some bands fewer sets
+            are found, see `control_p_floor`.
         folder: keeps finished layers; the same call resumes from it. n_jobs: number of workers.
         seed: of the sets and of the task's sequences.
 
