@@ -127,11 +127,12 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
         `ov_change` for models, by `change_rank` for tables. Its columns:
 
         * `layer, head, name`, and `change_rank` (1 for the most changed by `behaviour_rank` or `spectrum_rank`).
-        * `behaviour_of`: which of `prev`, `dup`, `ind` changed most. `behaviour_change`: b less a (attention). Missing
-          if no change exceeds its noise and 0.02. `spectrum_of` and `spectrum_change`: the same for `dir_frac`,
+        * `behaviour_of`: which of `prev`, `dup`, `ind` changed most. `behaviour_change`: b less a (attention). Both are
+          missing if no change exceeds its noise and 0.02. `spectrum_of` and `spectrum_change`: the same for `dir_frac`,
           `D_head`, `henrici` (shares). `behaviour_rank` and `spectrum_rank` rank heads by these changes.
         * `qk_change`, `ov_change`, for models only: the norm of the change of the query-key operator, and of W_V W_O,
-          over the norm in model a. `counterpart`, `counterpart_likeness`, too: the head of b that is most alike.
+          over the norm in model a. `counterpart`, `counterpart_likeness`, also for models only: the head of b that is
+          most alike.
         * for each compared column of the head table: `<column>_a`, `<column>_b`, `<column>_diff` and, with known noise,
           `<column>_band` (2 standard deviations) and `<column>_outside` (True beyond it).
 

@@ -120,7 +120,7 @@ def head_directions(
         DataFrame with a row per direction, side and word; empty for an operator of 0. Columns: `layer, head, name,
         kind, direction, share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading,
         random_loading`. `loading` is the signed cosine of the direction with the token's embedding (`written`:
-        unembedding). Two tokens that load with equal sign on `query` and `key` raise the score. `share` is the
+        unembedding). A query token and a key token that load with equal sign raise the score. `share` is the
         direction's part of the squared norm of the operator; `strength` the mean absolute loading of its words;
         `pvalue` is (1 + random directions of at least this strength) / (1 + draws); `qvalue` its Benjamini-Hochberg
         value over all directions and sides. Where `qvalue` is not below .05, one row has the word "no reading".

@@ -83,8 +83,9 @@ def head_likeness(a: Any, b: Any = None, *, draws: int = 19, nearest: int | None
         a: a TransformerBridge, a HookedTransformer, a model of transformers, or a name or path. Folders of safetensors
             and hub models are read layer by layer, without loading.
         b: a second model of equal d_model, whose heads are compared with those of `a`. Default: pairs within `a`.
-        draws: random turns of the stream with which the standard deviations are checked; 0: no check.
-        nearest: rows per head of `a`, its most alike heads. Default: all pairs up to 300 heads in a model, else 10.
+        draws: random turns of the residual stream, which check the `_null_sd` columns; 0: no check.
+        nearest: number of most alike heads listed for each head of `a`. Default: all pairs up to 300 heads in a model,
+            else 10.
         seed: of these turns.
 
     Returns:
@@ -102,7 +103,7 @@ def head_likeness(a: Any, b: Any = None, *, draws: int = 19, nearest: int | None
     heads there, by more than the second.
 
     Not established: that twins do the same, or stand in for each other. A likeness far from its null says that both
-    heads read one residual stream, so it has no p. More: docs/two_models.md.
+    heads read one residual stream, so the likeness has no p. More: docs/two_models.md.
     """
     turns = counted(draws, 0, "draws is how many random turns check the null")
     if nearest is not None:

@@ -91,14 +91,14 @@ def head_history(
         `.track("L0H3")`: one head's rows. `heads.attrs["basis"]` (and a warning): neighbours of two bases, moved heads.
 
     Raises:
-        TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that do not rise,
-            repeat or mix steps and names, models of different shapes, or a pair whose sender is not in an earlier
-            layer.
+        TypeError, ValueError: `checkpoints` or `blocks` of a wrong kind, no checkpoints, labels that fall, that repeat,
+            or that mix steps and names, models of different shapes, or a pair whose sender is not in an earlier layer.
         IncompatibleCheckpoint: `folder` was made with other settings, or has a step of other weights.
         BadHead: a head of a pair does not exist.
         ScoreMismatch, UnsupportedArchitecture, BadWeights: a checkpoint cannot be trusted or read.
 
-    Not established: that one change caused another. The order is as fine as the saved steps. More: docs/training.md.
+    Not established: that one change caused another. The order of events is only as fine as the saved steps. More:
+    docs/training.md.
     """
     if blocks is not None and not isinstance(blocks, BlockPrompt):
         raise TypeError(

@@ -81,7 +81,8 @@ def ablate(
             reads before a head writes.
         UnsupportedArchitecture: the part needs rotary positions and the layer has none; or, with `into`, the residual
             stream is not the sum of what heads and MLPs write.
-        EditNotHonored: the model ignores the edit, a key/value cache is in use, or other hooks or blocks conflict.
+        EditNotHonored: the model ignores the edit, a key/value cache is in use, or other hooks or `with` blocks
+            conflict.
 
     Not established: that training needed the part. Parts differ in size: compare with
     `ablation_sweep(control="random")`. With `into`, other paths stay, so an edge without effect does not show that the
@@ -146,7 +147,7 @@ def ablation_hooks(
         BadHead: a head or receiver does not exist.
         ValueError: the part is unknown, lacks a setting or does not fit the model or the task; or a receiver reads
             before a head writes.
-        UnsupportedArchitecture: the layer does not have this part, or its residual stream is not the sum of its writes.
+        UnsupportedArchitecture: the layer does not have this part, or the residual stream is not the sum of its writes.
         EditNotHonored: the model ignores the edit. A run raises it if a key/value cache is in use or another hook edits
             what the ablation needs.
 

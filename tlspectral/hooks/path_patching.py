@@ -127,12 +127,13 @@ def edge_effects(
         receivers: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list, `{"k": heads}`, or a table with a column
             `receiver`. Default: every receiver; this needs a task of pairs (with `counterfactual=`).
         senders: heads ("L5H1", "L5", "L5KV1"), "embedding", "L3MLP", "L2MIX" (mixer: a state-space block), a list; or
-            "heads", "mlps", "mixers" for all. Default: all earlier heads; for pairs also MLPs and the embedding.
+            "heads", "mlps", "mixers" for all. Default: all earlier heads; for a task of pairs also MLPs and the
+            embedding.
         task: prompts and metric. Default: 16 repeated random sequences and the induction loss.
-        measure: a head's attention to the previous token ("prev"), the same ("dup"), the token after the same ("ind"),
-            or at `Task.attention` ("attention"); or the metric ("task"). Default: "ind" for one receiver of queries or
-            keys on repeated sequences, else "task".
-        replace: the write's "mean" (default), "zero", "resample" (another sequence), "counterfactual" (pairs' default).
+        measure: the receiving head's attention to the previous token ("prev"), to an earlier copy of the query's token
+            ("dup"), to the token after that copy ("ind"), or at `Task.attention` ("attention"); or the metric ("task").
+            Default: "ind" for one receiver of queries or keys on repeated sequences, else "task".
+        replace: "mean" of the write (default), "zero", "resample" (another sequence), "counterfactual" (for pairs).
         control: "random" also subtracts 20 random writes of equal size; a number sets how many.
         at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
         screen: "gradient" estimates all edges of pairs and measures the 50 largest and some others; a number: as many.

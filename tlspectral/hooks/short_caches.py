@@ -88,7 +88,7 @@ def cache_prices(
     folder: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Measure what it costs if key/value groups drop every key outside a window and the first tokens.
+    """Measure the cost if key/value groups keep only the first tokens and a window of last keys.
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
@@ -97,18 +97,18 @@ def cache_prices(
     >>> table.nlargest(1, "delta")["name"].tolist()
     ['L1KV0']
 
-    Use it to see which groups can have a short cache, and whether a way of choosing groups beats chance. The loss is
-    that of tokens whose query would lose a key.
+    Use it to see which groups can have a short cache, and whether a way of choosing groups beats chance. The loss
+    counts only tokens whose query would lose a key.
 
     Args:
         model: TransformerBridge or HookedTransformer, with eager attention. A decoder.
-        prompts: rows of text or token ids, in a form of `tls.Task`; eight distinct rows or more give errors.
+        prompts: rows of text or token ids, in a form of `tls.Task`; standard errors need eight distinct rows or more.
         windows: numbers of last keys that stay visible, the query's own token among them.
         sinks: first tokens that stay visible, the start token among them. Default: 4.
         groups: True (default): each key/value group alone. False: none. A dict {"name": ["L5KV1", ...]}: each set of
             whole groups together ("L5": all groups of a layer; heads must be whole groups).
-        chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups whose heads give
-            the least attention to what would be hidden, on these rows (largest of a group's heads).
+        chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups that give the least
+            attention to the hidden keys, on these rows. A group counts by its head with the most.
         share: share of all groups that `chosen_on` chooses. Default: half.
         draws: random sets beside each set, with as many groups of each layer. Default: 39, so the smallest p is .025.
         folder: keeps finished sets of groups, random sets too; the same call resumes from it.
@@ -119,11 +119,12 @@ def cache_prices(
         delta, delta_se, excess, excess_se, excess_p, excess_p_floor, excess_draws, excess_draws_se, could_differ`.
 
     Raises:
-        BadHead, ValueError, TypeError: a group or row does not exist or is too short, or a row is in both.
+        BadHead, ValueError, TypeError: a group does not exist, a row is too short, or a row is in both `prompts` and
+            `chosen_on`.
         EditNotHonored: the model discards the mask. UnsupportedArchitecture: it is an encoder.
 
-    Not established: a price on other text or lengths, or of several sets that are each cheap alone. A group of a layer
-    has few others, so its `excess_p` cannot be small.
+    Not established: a price on other text or lengths, or the joint price of several sets that are each cheap alone. A
+    layer has few groups, so the `excess_p` of a single group cannot be small.
     """
     if not isinstance(groups, bool | Mapping):
         raise TypeError(

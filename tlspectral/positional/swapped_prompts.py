@@ -110,8 +110,8 @@ def positional_symbolic(
         tau: temperature of the weights of swaps. Default: 0.1 of the head's largest difference between two blocks.
         per_frequency: True gives a row per rotary pair. logit_scale: factor on scores. Default: the model's.
         by: "query" or "draw" gives a row per query, or per draw or prompt. Default: means over all.
-        swaps: "kept" (default, all pairs without the first block), "all", "per_query" (queried block with each other),
-            or index pairs.
+        swaps: "kept" (default, all pairs without the first block), "all", "per_query" (the queried block with each
+            other block), or index pairs.
         heads: "L5H1", (5, 1), "L5", "L5KV1", a list, or a DataFrame with layer and head. Default: all.
         folder: keeps finished parts; the same call resumes. n_jobs: parallel workers. seed: of draws and of the null.
 
@@ -119,8 +119,8 @@ def positional_symbolic(
         DataFrame. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index, logit_std,
             tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Scores and `exclusion_index` (0
             symbolic, 1 positional) lie from 0 to 1; `logit_std`: standard deviation of logits; `alpha_ess`: effective
-            number of swaps; `_se`: standard error over draws. Its attrs hold the `correlation` of both scores over
-            heads with a random null, and the model's `answers` to a task.
+            number of swaps; `_se`: standard error over draws. Its attrs hold the `correlation` over heads of both
+            scores, beside a random null, and the model's `answers` to a task.
 
     Raises:
         TypeError, ValueError: an unusable model, prompt, task, setting or swap. BadHead: a head does not exist.

@@ -53,7 +53,7 @@ def require_hooked_transformer(before: str = "") -> None:
 class SpectralHookedTransformer(_Base):
     """A HookedTransformer with learnable rotary positions ("Bifocal Attention", section 3), for training from scratch.
 
-    For a trained model use `tls.to_spectral`. It needs TransformerLens before version 4:
+    For a trained model use `tls.to_spectral`. `SpectralHookedTransformer` needs TransformerLens before version 4:
 
         from tlspectral.spectral_rope import SpectralHookedTransformer, parameter_groups
 
@@ -74,8 +74,8 @@ class SpectralHookedTransformer(_Base):
         heads, frequencies: heads and rotary pairs that learn. Default: all.
         shared_phase: True lets the phase act on queries and keys, which cancels in every score. Default: False.
         phase_noise, seed: standard deviation of the phase at the start (radians), and seed of it. Defaults: 0.
-        log_omega: True learns the logarithm of frequencies. Default: False, because no trained attention can be lost
-            and a task may need a frequency of 0.
+        log_omega: True learns the logarithm of frequencies. Default: False, because there is no trained attention to
+            lose and a task may need a frequency of 0.
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.

@@ -426,7 +426,8 @@ def logit_difference(
         prompts: a list of strings; token ids [sequences, pos], or a list of lists of ids; or a tokenizer's batch with
             `input_ids` and `attention_mask`.
         correct, wrong: the answer, as token text or id, for all prompts; or a list with one answer per prompt, or with
-            a list of answers per prompt, whose logits are averaged. A column of a table is read by place.
+            a list of answers per prompt, whose logits are averaged. A column of a table is read in row order; its index
+            is ignored.
         counterfactual: the pair of each prompt, with equally many tokens, in a form of `prompts`. Default: no pairs.
         positions: named positions, for all prompts or one per prompt: `{"S2": [10, 12], "END": -1}`. Default: none.
         name: name in tables. Default: "logit difference".

@@ -157,7 +157,7 @@ def detect_heads(
     null_draws: int = 0,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Measure each head's attention to the previous token, to the same token before, and to the token that followed it.
+    """Measure each head's attention to the previous token, an earlier copy of the token, and the token after that copy.
 
     Use it to find previous-token, duplicate-token and induction heads, on random sequences or on prompts of your own.
 
@@ -187,8 +187,8 @@ def detect_heads(
         dup, dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
         pattern?, pattern_se?, pattern_p?, pattern_largest?, pattern_largest_se?, pattern_largest_p?`. Scores are mean
         attention probabilities (`prev_first`: `prev` in the first r; `pattern_largest`: share of queries whose largest
-        attention is on a marked key); `_se` is the standard error over sequences; `_p` the share of random heads that
-        reach the score. `tls.tables.describe_table("detect_heads.prompts")` lists more for `prompts`.
+        attention is on a key of the pattern); `_se` is the standard error over sequences; `_p` the share of random
+        heads that reach the score. `tls.tables.describe_table("detect_heads.prompts")` lists more for `prompts`.
 
     Raises:
         ValueError, TypeError: prompts or a pattern that cannot be read, fewer than two sequences, `max_se` not above 0,

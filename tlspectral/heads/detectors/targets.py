@@ -168,7 +168,7 @@ class Marks:
     `sequences` are the prompts. `patterns` are names, matrices of weights or functions of token ids. `causal`: True
     refuses patterns that mark a key after its query. `strips` are the parts of the prompts whose attention is scored at
     a time. `largest`: True adds a score behind the patterns' scores, for the last pattern: the share of queries whose
-    largest attention is on a marked key. `uniform` collects, for each batch, the scores of uniform attention
+    largest attention is on a key of the pattern. `uniform` collects, for each batch, the scores of uniform attention
     under each mask of `seen`: [masks, scores, batch].
     """
 

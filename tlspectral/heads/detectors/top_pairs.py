@@ -101,7 +101,8 @@ def top_pairs(
     ['previous', 'previous']
 
     The `n` largest pairs have a rank, at most two per query. Below them, the range from 0 to the last ranked attention
-    is cut into thirds (`high`, `middle`, `low`). From the queries whose largest pair lies in a third, three are drawn.
+    is cut into thirds (`high`, `middle`, `low`). From each third, three queries whose largest pair lies there are
+    drawn.
 
     Args:
         model: a TransformerBridge or HookedTransformer. Hooks on it stay in force.

@@ -97,13 +97,13 @@ def ov_attribution(
         model: TransformerBridge or HookedTransformer.
         prompt: text or token ids [pos]. For means and their errors: several prompts, a list of `(prompt, query)` or
             `(prompt, query, key)`, or a `Task`, whose named positions and `attention=` can be used.
-        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), or a list of these. None: all heads (before
-            the layer of a receiver that is given as `direction`). Several heads need a direction.
+        heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), or a list of these. None: all heads (if
+            `direction` is a receiver, those in earlier layers). Several heads need a direction.
         query: where the heads write: a position, negative from the end; the name of one of the task; or the text of a
             token that occurs once in each prompt. Default: None, for a list and for `Task.attention`.
         key: the token that they read, in the same forms. Default: None, all tokens.
-        direction: the number to compute for each term. Default: None, its length, and its cosine with the whole write.
-            Answers (" Mary", " John"), two lists of them or `task.metric`: its contribution to logit(first) -
+        direction: the number to compute for each term. Default: None, the term's length, and its cosine with the whole
+            write. Answers (" Mary", " John"), two lists of them or `task.metric`: its contribution to logit(first) -
             logit(second). A receiver "L20H3.q", "L20H3.v" or "L18KV2.k": its component along the receiver's input. A
             vector [d_model]: the inner product.
         by: "token" (default): a row per head and key, for several prompts by position. "head": a row per head.

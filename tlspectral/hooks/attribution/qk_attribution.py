@@ -68,7 +68,7 @@ def qk_attribution(
     top: int | None = None,
     remove: int | None = None,
 ) -> pd.DataFrame:
-    """Split one attention score of a head into a sum over pairs of terms of its two tokens' residual streams.
+    """Split one attention score of a head into a sum over pairs: a term of the query's stream and one of the key's.
 
     >>> import tlspectral as tls, torch
     >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2)

@@ -134,12 +134,13 @@ def faithfulness(
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        edges: a table with `sender`, `receiver` and `estimate` (or `delta`); circuits take the largest. None: `choose`.
+        edges: a table with `sender`, `receiver` and `estimate` (or `delta`); circuits take the largest. None: `choose`
+            chooses the edges.
         task: a `Task` with `counterfactual=`; give other pairs than the edges were found on.
         sizes: shares of all edges, above 0 and at most 1. Default: ten sizes from .001 to 1.
         null: how many relabelled circuits (heads of each layer exchanged) and random circuits (as many edges between
             the same layers) to draw for each circuit of edges. Default: 20, or 1 with `choose`.
-        rank: "selected" takes edges first that most bootstrap samples choose. Default: None, by |estimate|.
+        rank: "selected" takes first the edges that most bootstrap samples choose. Default: None, by |estimate|.
         choose: "bootstrap" measures the procedure: bootstrap samples of the pairs choose edges, and the pairs outside a
             sample evaluate them. Needs 16 distinct pairs. Default: None.
         draws: number of bootstrap samples with `choose`. Default: 50. seed: of null circuits and samples. Default: 0.

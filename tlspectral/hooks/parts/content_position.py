@@ -244,7 +244,7 @@ class Position(BlockPart):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interaction(BlockPart):
-    """Remove what content and place add only together: L[k, j] - mean_j L[k, j] - mean_k L[k, j] + mean L.
+    """Remove the interaction of content and place: L[k, j] - mean_j L[k, j] - mean_k L[k, j] + mean L.
 
     L[k, j] is the score of a query for the key of block content k, rotated to block place j. Use it to test whether a
     head is more than a sum of a content and a position part.

@@ -60,7 +60,7 @@ class Mode(QueryKeyPart):
     M = W_Q W_K^T is the query-key matrix, norms folded in. Its singular value decomposition has values s_k and vectors
     u_k (query) and v_k (key); mode k is the pair u_k, v_k. It is removed at every distance of the two tokens. Biases of
     queries and keys stay, and a query/key norm keeps its scale in the run. The control of a sweep removes as many
-    random directions of the columns of W_Q, scaled to scores of the same RMS.
+    random directions in the column space of W_Q, scaled so that the removed scores have the same RMS.
 
     Attributes:
         modes: index of a mode, or a list of them; mode 0 has the largest singular value.

@@ -56,8 +56,8 @@ class Output(Part):
               prompts; in `ablate` without a task give them as `reference`, one prompt per row.
             - None (default): "counterfactual" if the task has counterfactual prompts, otherwise "zero".
         reference: prompts (text, token ids, or a list) for "mean", "resample" and "counterfactual". They are run once,
-            under the hooks that are then on the model. Default: None, the other sequences of the same run (in a sweep:
-            of the task). Means then depend on the batch, so give a reference if you compute a loss.
+            under the hooks that are on the model at that time. Default: None, the other sequences of the same run (in a
+            sweep: of the task). Means then depend on the batch, so give a reference if you compute a loss.
         seed: of the random choice of sequences for "resample". Default: 0.
         at: position whose output is replaced. Default: None, all positions.
         bound: replacement of each head, set by `on`; leave it out.
@@ -67,8 +67,8 @@ class Output(Part):
             counterfactual prompts for "counterfactual".
 
     Not established: with "zero" the layer's bias b_O stays, and TransformerLens' `fold_value_biases` moves a head's
-    value bias into b_O. The effect of "zero" depends on it; the other replacements do not. More:
-    docs/from_transformerlens.md
+    value bias into b_O. The effect of "zero" depends on this folding; the effects of the other replacements do not.
+    More: docs/from_transformerlens.md
     """
 
     name = "output"

@@ -39,10 +39,10 @@ BANDS = ("high", "middle", "low")
 class QueryKeyPart(Part, ABC):
     """Base class of parts that take something from the scores of queries and keys.
 
-    A part of your own is a subclass with a `name` and a method `of(scores, pairs)`, which returns the scores that are
-    removed, [batch, heads, query, key], for example from the methods of `scores` (`whole()`, `phase(pairs)`). `pairs`
-    is a boolean mask of the rotary pairs in `frequencies`, or None for all. `frequencies` limits nothing unless `of`
-    passes `pairs` on.
+    A part of your own is a subclass with a `name` and a method `of(scores, pairs)`. The method returns the scores that
+    are removed, [batch, heads, query, key], for example with `scores.whole()` or `scores.phase(pairs)`. `pairs` is a
+    boolean mask of the rotary pairs in `frequencies`, or None for all. `frequencies` limits nothing unless `of` passes
+    `pairs` on.
 
     >>> import tlspectral as tls
     >>> class WholeScore(tls.parts.QueryKeyPart):
@@ -203,7 +203,7 @@ class Symmetric(SymmetryPart):
 @checked_settings
 @dataclass(frozen=True, eq=False, repr=False)
 class Antisymmetric(SymmetryPart):
-    """Remove M_A, the antisymmetric part of a head's score: (C_ij - C_ji)/2 for query i and key j.
+    """Remove M_A, the antisymmetric part of a head's score: (C_ij - C_ji)/2 for query i and key j, with C as below.
 
     Use it in `tls.ablate` or `tls.ablation_sweep` to test whether a head needs the part of its score that changes sign
     when the two tokens are exchanged.

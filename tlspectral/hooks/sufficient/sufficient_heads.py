@@ -78,7 +78,8 @@ def sufficient_heads(
 ) -> pd.DataFrame:
     """Find n heads that keep an answer while all other heads write what they write on the paired prompt.
 
-    Learned gates choose the set on `task`; pairs that share no answer and no template with `task` judge it.
+    Learned gates choose the set on `task`. `held`, pairs that share no answer and no template with `task`, judges the
+    set.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -92,11 +93,12 @@ def sufficient_heads(
         model: TransformerBridge or HookedTransformer.
         task: a `Task` with `counterfactual=`. Without pairs closed gates give the mean write over the prompts at the
             same position, or 0 if prompts differ in length.
-        held: at least eight other pairs. Columns `answer` and `template` of its labels replace the check by tokens.
+        held: at least eight other pairs. Columns `answer` and `template` of its labels replace the token-based check.
         n: heads in the set. sizes: further sizes, cut from the same gates, for `attrs["sets"]`.
         penalties: prices per open gate; a fit for each, from each of `starts` random starts. The fit with the smallest
             |1 - kept| on `task`, after the cut to n heads, chooses the set.
-        draws: random sets with as many heads in the same layers, without the chosen heads where the layer has others.
+        draws: random sets with as many heads in the same layers, leaving out the chosen heads where the layer has
+            others.
         folder: keeps finished fits; the same call resumes from it. seed: of starts and random sets.
 
     Returns:

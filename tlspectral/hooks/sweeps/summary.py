@@ -84,16 +84,14 @@ def summarize_sweep(
     * `detector_rank`: take the head whose ablation does the most harm; its rank by the detector score `prev`, `dup` or
       `ind` (1 is the largest) among all heads. `note` names the head.
     * `effect_rank`: take the head with the largest `prev`, `dup` or `ind`; its rank by harm among measured heads.
-    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac`, `prev`, for 20 heads or
-      more.
+    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac`, `prev` (20 heads on).
     * `twin`, with `likeness`: a head with a small effect and a twin (likeness above .5), which may stand in for it.
 
     `size_control` says how effects are scaled: `none`; `score_rms`, divided by the RMS removed, to compare parts of
     different size; `random`, minus the effect of a random part (needs `control="random"`).
 
     Args:
-        sweep: a table of `ablation_sweep`, or a list of them. A set of heads ranks by the largest detector score of its
-            heads.
+        sweep: a table of `ablation_sweep`, or a list of them. A set's detector score is the largest of its heads.
         table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
         small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
             "language"; other tasks need it.

@@ -107,21 +107,21 @@ def ablation_sweep(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output" (the output on the paired
-            prompt if the task has pairs, else zero, replaces it), or a value of `tls.parts`.
+        part: "symmetric" (M_S), "antisymmetric" (M_A), "rope_phase" (Im(M_t)), "output" (replaced by the output on the
+            paired prompt if the task has pairs, else by zero), or a value of `tls.parts`.
         heads: "L5H1", (5, 1), "L5", "L5KV1" (a key/value group), or a list. A dict such as `{"movers": ["L9H9",
-            "L10H0"]}` has a row per set, whose heads are removed together; "groups" has one per key/value group.
+            "L10H0"]}` has a row per set, whose heads are removed together; "groups" has one row per key/value group.
             Default: all heads.
         task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
         at: positions of the task, names or numbers: the part is removed at each alone, a row for each.
-        control: "random" also removes random parts of equal size; for parts of the mask or of z, the part of other
-            heads of the layer.
-        draws: random parts per head (default 5), other heads (default all) or random sets per set (default 19; random
-            groups for a set of whole groups).
+        control: "random" also removes random parts of equal size. For parts that act on the mask or z it removes the
+            same part of other heads of the layer.
+        draws: random parts per head (default 5), other heads (default all) or random sets per set of a dict (default
+            19; random groups for a set of whole groups).
         screen: "gradient" estimates all heads by one backward pass, then measures the 20 heads with the largest
             estimates and 20 random others.
         folder: keeps finished layers; the same call resumes from it.
-        n_jobs: workers. seed: of sequences, controls, the screen and sign flips.
+        n_jobs: workers. seed: of sequences, controls, the screen and the sign flips of `delta_p`.
 
     Returns:
         DataFrame, a row per head. Columns: `layer, head, name, part, position?, value, delta, delta_se, delta_p,
@@ -133,8 +133,8 @@ def ablation_sweep(
     (the model ignores the edit), IncompatibleCheckpoint (the folder holds another sweep).
 
     Not established: that a head without effect does nothing; other heads may replace it. `delta_p` is not corrected for
-    the number of heads; with 8 or 16 skewed sequences it rejects 7.9 to 9.9 % at nominal 5 %. Whether a part does more
-    than a random one is `control_p`. More: docs/parts.md
+    the number of heads; with 8 or 16 skewed sequences it rejects 7.9 to 9.9 % at nominal 5 %. `control_p` tells whether
+    a part does more than a random one. More: docs/parts.md
     """
     with measured(model) as view:
         removed = part_of(part)
