@@ -1,7 +1,8 @@
 """The lists of columns in docstrings, "Columns: `layer, head`.", beside the schemas of their tables.
 
 `make docstrings` writes the schemas' lists into the sources. A function whose table has another name, or that returns
-several, names what it lists: "Columns of `head_history.summary`: `step, value`.".
+several, names what it lists: "Columns of `head_history.summary`: `step, value`.". A list with `?` explains it:
+"Columns (`?`: not in every table): `layer, head?`.".
 """
 
 import ast
@@ -15,7 +16,7 @@ from tlspectral.tables.every_table import every_schema
 PACKAGE = Path(__file__).parents[2] / "tlspectral"
 SCHEMAS = every_schema()
 WIDTH = 120
-_LIST = re.compile(r"Columns(?: of `([\w.-]+)`)?:\s+`([^`]*)`")
+_LIST = re.compile(r"Columns(?: of `([\w.-]+)`)?(?:\s+\(`\?`:\s+not\s+in\s+every\s+table\))?:\s+`([^`]*)`")
 
 
 def listed(table: str) -> str:

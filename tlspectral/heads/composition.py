@@ -71,12 +71,12 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
 
     Returns:
         DataFrame with a row per sender (`layer, head, name`), best first; empty for a receiver in layer 0. With
-        `receiver=None`: a row per sender and receiver, receivers in the order of the model. Columns: `layer, head,
-        name, receiver?, receiver_layer?, receiver_head?, score, chance, rank`. `score`, between 0 and 1, is ||M OV^T||
-        / (||M|| ||OV||) with Frobenius norms: M is the receiver's query-key operator (for queries its transpose, for
-        values its own W_V W_O), OV the sender's W_V W_O. `chance` = 1 / sqrt(d_model) is the score of random operators.
-        `rank` is 1 for the best sender of a receiver. `attrs` hold where the model came from, with hashes of the layers
-        read.
+        `receiver=None`: a row per sender and receiver, receivers in the order of the model. Columns (`?`: not in every
+        table): `layer, head, name, receiver?, receiver_layer?, receiver_head?, score, chance, rank`. `score`, between 0
+        and 1, is ||M OV^T|| / (||M|| ||OV||) with Frobenius norms: M is the receiver's query-key operator (for queries
+        its transpose, for values its own W_V W_O), OV the sender's W_V W_O. `chance` = 1 / sqrt(d_model) is the score
+        of random operators. `rank` is 1 for the best sender of a receiver. `attrs` hold where the model came from, with
+        hashes of the layers read.
 
     Raises:
         BadHead: the head does not exist, or the receiver is a group of heads (`"L5KV0.k"`), which has several

@@ -96,9 +96,9 @@ def wall(
 
     Returns:
         A `Wall`: `.tokens`, `.heads` (a row per head), `.attention` ([heads, query, key], 0 to 1) and `.removal` (a
-        `Removal` with `.effects`, or None). `wall.table()` is a DataFrame for `tls.write_table`. Columns: `layer, head,
-        name, kv_head, pattern, second_sink, second_sink_share, probabilities?, top_token?, top_probability?, delta?,
-        delta_se?, control_delta?, control_p?, control_p_floor?`.
+        `Removal` with `.effects`, or None). `wall.table()` is a DataFrame for `tls.write_table`. Columns (`?`: not in
+        every table): `layer, head, name, kv_head, pattern, second_sink, second_sink_share, probabilities?, top_token?,
+        top_probability?, delta?, delta_se?, control_delta?, control_p?, control_p_floor?`.
 
     Raises:
         ValueError: both prompt and task, several prompts, fewer than 2 or more than 128 tokens, or a task that does not

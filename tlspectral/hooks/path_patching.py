@@ -141,11 +141,11 @@ def edge_effects(
         folder: keeps finished jobs; the same call resumes from it. seed: of sequences and controls.
 
     Returns:
-        DataFrame, a row per sender and receiver. Columns: `sender, layer, head, receiver, receiver_layer,
-        receiver_head, input, reached?, position?, attention?, delta, delta_se, control_delta?, control_delta_se?,
-        control_excess?, control_p?, control_p_floor?, control_draws?, excess_z?, pvalue?, pvalue_floor?, qvalue?,
-        k_composition?, estimate?, estimate_se?, selected?, measured?, eap_name?`. `delta` is the value with the cut
-        minus the intact value (probability, or unit of the metric).
+        DataFrame, a row per sender and receiver. Columns (`?`: not in every table): `sender, layer, head, receiver,
+        receiver_layer, receiver_head, input, reached?, position?, attention?, delta, delta_se, control_delta?,
+        control_delta_se?, control_excess?, control_p?, control_p_floor?, control_draws?, excess_z?, pvalue?,
+        pvalue_floor?, qvalue?, k_composition?, estimate?, estimate_se?, selected?, measured?, eap_name?`. `delta` is
+        the value with the cut minus the intact value (probability, or unit of the metric).
 
     Raises: BadHead, ValueError, UnsupportedArchitecture, ScoreMismatch, EditNotHonored (an open `ablate(into=)` edits a
     receiver), IncompatibleCheckpoint (the folder holds other work).

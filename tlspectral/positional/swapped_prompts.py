@@ -116,11 +116,11 @@ def positional_symbolic(
         folder: keeps finished parts; the same call resumes. n_jobs: parallel workers. seed: of draws and of the null.
 
     Returns:
-        DataFrame. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index, logit_std,
-            tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Scores and `exclusion_index` (0
-            symbolic, 1 positional) lie from 0 to 1; `logit_std`: standard deviation of logits; `alpha_ess`: effective
-            number of swaps; `_se`: standard error over draws. Its attrs hold the `correlation` over heads of both
-            scores, beside a random null, and the model's `answers` to a task.
+        DataFrame. Columns (`?`: not in every table): `layer, head, name, frequency?, query?, draw?, s_pos, s_sym,
+            exclusion_index, logit_std, tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Scores
+            and `exclusion_index` (0 symbolic, 1 positional) lie from 0 to 1; `logit_std`: standard deviation of logits;
+            `alpha_ess`: effective number of swaps; `_se`: standard error over draws. Its attrs hold the `correlation`
+            over heads of both scores, beside a random null, and the model's `answers` to a task.
 
     Raises:
         TypeError, ValueError: an unusable model, prompt, task, setting or swap. BadHead: a head does not exist.

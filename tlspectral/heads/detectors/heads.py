@@ -183,8 +183,8 @@ def detect_heads(
         seed: seed of the random sequences and of the null.
 
     Returns:
-        DataFrame with a row per head, sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?,
-        dup, dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
+        DataFrame, a row per head. Columns (`?`: not in every table): `layer, head, name, prev, prev_se, prev_p?, dup,
+        dup_se, dup_p?, ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?,
         pattern?, pattern_se?, pattern_p?, pattern_largest?, pattern_largest_se?, pattern_largest_p?`. Scores are mean
         attention probabilities (`prev_first`: `prev` in the first r; `pattern_largest`: share of queries whose largest
         attention is on a key of the pattern); `_se` is the standard error over sequences; `_p` the share of random

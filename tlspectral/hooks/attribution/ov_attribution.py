@@ -112,9 +112,9 @@ def ov_attribution(
             features, `dictionary bias` and `error` are then the sources. First read attrs["error_share"].
 
     Returns:
-        DataFrame, largest |contribution| (or norm) first. Columns: `layer, head, name, source?, position?, token?,
-        contribution?, contribution_se?, norm?, norm_se?, cosine?, cosine_se?`. `contribution` is in logits for answers.
-        `attrs["remainder"]`: the largest distance of the sum from the model's own write, as a share of its length.
+        DataFrame, largest |contribution| (or norm) first. Columns (`?`: not in every table): `layer, head, name,
+        source?, position?, token?, contribution?, contribution_se?, norm?, norm_se?, cosine?, cosine_se?`.
+        `contribution` is in logits for answers. `attrs["remainder"]`: error of the sum over the model's own write.
 
     Raises:
         BadHead: a head or receiver does not exist.

@@ -76,8 +76,8 @@ def qk_attribution(
     >>> table.loc[0, ["query_term", "key_term"]].tolist()
     ['embedding', 'L0H3']
 
-    Use it to see why a head attends from one token to another. A row has a term of the query's stream and one of the
-    key's stream. With every norm's scale held as in this run, the rows add up to the score before softcap and mask.
+    Use it to see why a head attends from one token to another. With every norm's scale held as in this run, the rows
+    add up to the score before softcap and mask.
 
     Args:
         model: TransformerBridge or HookedTransformer.
@@ -95,10 +95,10 @@ def qk_attribution(
             without the pair, with every norm computed again. Default: None. Not with by="frequency".
 
     Returns:
-        DataFrame, largest |total| first, in logits. Columns: `query_term, key_term, query_source?, key_source?,
-        symmetric, antisymmetric, phase, outside_m, total, total_se?, measured?, measured_se?, attention_predicted?,
-        attention_measured?`. M_S, M_A, Im(M_t) and the biases (`outside_m`) of a row add up to `total`. `attrs` has the
-        model's `score`, the `remainder` (score minus the sum of all rows), `attention`, positions and tokens.
+        DataFrame, largest |total| first, in logits. Columns (`?`: not in every table): `query_term, key_term,
+        query_source?, key_source?, symmetric, antisymmetric, phase, outside_m, total, total_se?, measured?,
+        measured_se?, attention_predicted?, attention_measured?`. M_S, M_A, Im(M_t) and the biases (`outside_m`) of a
+        row add up to `total`. `attrs`: `score`, `remainder` (score less the sum of rows), attention, positions, tokens.
 
     Raises:
         BadHead: the head does not exist.

@@ -147,9 +147,9 @@ def faithfulness(
         method: with `choose`, edge attribution patching: "EAP", "EAP-IG" (default) or "EAP-QK", as in `edge_effects`.
 
     Returns:
-        DataFrame, a row per circuit. Columns: `circuit, draw, share, share_expanded, n_edges, n_live, value,
-        faithfulness, low?, high?, unseen?, worst?`. `attrs` has both ends of the scale (`value_all`, `value_none`,
-        `gap`) and areas under the curve (`cpr`, `cmd`).
+        DataFrame, a row per circuit. Columns (`?`: not in every table): `circuit, draw, share, share_expanded, n_edges,
+        n_live, value, faithfulness, low?, high?, unseen?, worst?`. `attrs` has both ends of the scale (`value_all`,
+        `value_none`, `gap`) and areas under the curve (`cpr`, `cmd`).
 
     Raises:
         BadHead: the model does not have an edge.

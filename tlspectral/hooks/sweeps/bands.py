@@ -97,10 +97,11 @@ def band_effects(
         seed: of the sets and of the task's sequences.
 
     Returns:
-        DataFrame, a row per head and band. Columns: `layer, head, name, band, position?, first, last, delta, delta_se,
-        score_rms, control_delta, control_delta_se, control_delta_min, control_delta_max, control_excess, control_p,
-        control_p_floor, control_draws, excess_z, control_rms, control_overlap`. `delta` is the metric without the band
-        minus the intact value; `control_p` is the share of random sets (the band included) with an effect as large.
+        DataFrame, a row per head and band. Columns (`?`: not in every table): `layer, head, name, band, position?,
+        first, last, delta, delta_se, score_rms, control_delta, control_delta_se, control_delta_min, control_delta_max,
+        control_excess, control_p, control_p_floor, control_draws, excess_z, control_rms, control_overlap`. `delta` is
+        the metric without the band minus the intact value; `control_p` is the share of random sets (the band included)
+        with an effect as large.
 
     Raises:
         BadHead: a head does not exist.

@@ -95,7 +95,7 @@ def ablation_sweep(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Remove a part from one head at a time, and measure a task each time ("Fingerprint, Not Blueprint", 5 and 8).
+    """Remove a part from one head at a time, and measure a task each time ("Fingerprint, Not Blueprint", §5, §8).
 
     Use it to find the heads that a task needs. Example: one of four heads needs its rope phase for induction.
 
@@ -114,8 +114,7 @@ def ablation_sweep(
             Default: all heads.
         task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
         at: positions of the task, names or numbers: the part is removed at each alone, a row for each.
-        control: "random" also removes random parts of equal size. For parts that act on the mask or z it removes the
-            same part of other heads of the layer.
+        control: "random" also removes random parts of equal size; for mask and z, the part of the layer's other heads.
         draws: random parts per head (default 5), other heads (default all) or random sets per set of a dict (default
             19; random groups for a set of whole groups).
         screen: "gradient" estimates all heads by one backward pass, then measures the 20 heads with the largest
@@ -124,10 +123,11 @@ def ablation_sweep(
         n_jobs: workers. seed: of sequences, controls, the screen and the sign flips of `delta_p`.
 
     Returns:
-        DataFrame, a row per head. Columns: `layer, head, name, part, position?, value, delta, delta_se, delta_p,
-        delta_p_floor, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_p_floor?,
-        control_draws?, excess_z?, control_rms?, control_overlap?, estimate?, measured?`. `delta` is the value without
-        the part minus the intact value, in units of the metric. `tls.tables.join` joins sweeps on several tasks.
+        DataFrame, a row per head. Columns (`?`: not in every table): `layer, head, name, part, position?, value, delta,
+        delta_se, delta_p, delta_p_floor, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?,
+        control_p_floor?, control_draws?, excess_z?, control_rms?, control_overlap?, estimate?, measured?`. `delta` is
+        the value without the part minus the intact value, in units of the metric. `tls.tables.join` joins sweeps on
+        several tasks.
 
     Raises: BadHead, ValueError (unknown part, unfit options), UnsupportedArchitecture (no such part), EditNotHonored
     (the model ignores the edit), IncompatibleCheckpoint (the folder holds another sweep).
