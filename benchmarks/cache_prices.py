@@ -66,15 +66,15 @@ from tlspectral.tasks.metrics import next_token_loss
 FOLDER, WORK = Path("docs/results/cache"), Path("out/cache_prices")
 MODELS = {"smollm2-135m": "SmolLM2-135M", "gemma3-270m": "Gemma 3 270M"}
 SINKS, DRAWS = 4, 39
-ALONE = {"smollm2-135m": (8, 1024, 128), "gemma3-270m": (8, 128, 64)}
+ALONE = {"smollm2-135m": (8, 1024, 128), "gemma3-270m": (8, 1024, 128)}
 """Rows, tokens of a row and window of groups alone, by model."""
 
 OF_LAYERS = (8, 256, 64)
 """Rows, tokens of a row and window of the set that `layers` compares with halves of all layers."""
 
 SETS = {
-    "smollm2-135m": [(8, 256, 64), (8, 1024, 64), (8, 1024, 128)],
-    "gemma3-270m": [(8, 128, 64), (8, 1024, 128)],
+    "smollm2-135m": [(8, 256, 64), (8, 1024, 64), (8, 1024, 128), (8, 1024, 256), (2, 8192, 256)],
+    "gemma3-270m": [(8, 128, 64), (8, 1024, 64), (8, 1024, 128), (8, 1024, 256)],
 }
 """Sets of the page by model: rows, tokens of a row, window."""
 

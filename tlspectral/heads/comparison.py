@@ -126,7 +126,7 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
         DataFrame with a row per head that both have, the most changed first: by the larger of `qk_change` and
         `ov_change` for models, by `change_rank` for tables. Its columns:
 
-        * `layer, head, name`, and `change_rank` (1 for the most changed by `behaviour_rank` or `spectrum_rank`).
+        * `layer, head, name`, and `change_rank` (1: most changed, by the better of `behaviour_rank`, `spectrum_rank`).
         * `behaviour_of`: which of `prev`, `dup`, `ind` changed most. `behaviour_change`: b less a (attention). Both are
           missing if no change exceeds its noise and 0.02. `spectrum_of` and `spectrum_change`: the same for `dir_frac`,
           `D_head`, `henrici` (shares). `behaviour_rank` and `spectrum_rank` rank heads by these changes.

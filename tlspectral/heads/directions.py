@@ -127,8 +127,8 @@ def head_directions(
 
     Raises:
         BadHead: the head does not exist.
-        ValueError, TypeError: an unknown kind, a count below 1, or a task that is not a `Task` with `attention=`, is
-            given with "ov", or has a query that sees no other key.
+        ValueError, TypeError: an unknown kind, a count below 1; a task that is not a `Task` with `attention=`; a task
+            with "ov"; or a query that sees no other key.
         UnsupportedArchitecture, BadWeights: the layer or the embedding cannot be read.
 
     Not established: what the head does, or that the words share a meaning. More: docs/preferences.md.

@@ -136,8 +136,8 @@ def edge_effects(
         replace: "mean" of the write (default), "zero", "resample" (another sequence), "counterfactual" (for pairs).
         control: "random" also subtracts 20 random writes of equal size; a number sets how many.
         at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
-        screen: "gradient" estimates all edges of pairs and measures the 50 largest and some others; a number: as many.
-        method: "EAP" (edge attribution patching), "EAP-IG" (default: integrated gradients) or "EAP-QK" (new softmax).
+        screen: "gradient" estimates all edges of pairs, then measures the 50 (or another number) largest and others.
+        method: of edge attribution patching: "EAP", "EAP-IG" (default: integrated gradients), "EAP-QK" (new softmax).
         folder: keeps finished jobs; the same call resumes from it. seed: of sequences and controls.
 
     Returns:

@@ -109,7 +109,7 @@ def positional_symbolic(
         mode: "prompt" (default) swaps words and runs the model again; "key" swaps the keys of one run.
         tau: temperature of the weights of swaps. Default: 0.1 of the head's largest difference between two blocks.
         per_frequency: True gives a row per rotary pair. logit_scale: factor on scores. Default: the model's.
-        by: "query" or "draw" gives a row per query, or per draw or prompt. Default: means over all.
+        by: "query" gives a row per query, "draw" a row per draw or prompt. Default: means over all.
         swaps: "kept" (default, all pairs without the first block), "all", "per_query" (the queried block with each
             other block), or index pairs.
         heads: "L5H1", (5, 1), "L5", "L5KV1", a list, or a DataFrame with layer and head. Default: all.

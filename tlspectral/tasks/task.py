@@ -35,7 +35,7 @@ class Task:
     5.3
 
     Ready tasks: `tls.logit_difference`, and `induction`, `language`, `embedding_change` in `tls.tasks`. With
-    `counterfactual=` every prompt has a pair, which edges, circuits and `parts.Output("counterfactual")` need.
+    `counterfactual=` every prompt has a pair. Circuits, screens and `parts.Output("counterfactual")` need pairs.
 
     Attributes:
         prompts: one of
@@ -57,7 +57,7 @@ class Task:
     Raises:
         TypeError: prompts in none of these forms, a metric that does not take these three arguments, positions that are
             not whole numbers, or labels that are not a DataFrame.
-        ValueError: a list of answers has another length than the prompts.
+        ValueError, when a model reads the task: pairs, labels, positions or attention do not fit the prompts.
 
     Not established: that a value measures the ability the task is named after. More: docs/your_question.md.
     """

@@ -48,7 +48,8 @@ class Dictionary:
         encode: a function from streams [..., d_model] in float32 to activations [..., features].
         hook: name of the hook point of the stream that the features were trained on, such as "blocks.5.hook_resid_pre".
             Default: None, not checked.
-        origin: the model that the features were trained on, as `load` reads it. Default: None, not checked.
+        origin: the model that the features were trained on, as `Dictionary.load` reads it from the files. Default:
+            None, not checked.
 
     Raises:
         TypeError: decoder or bias is not a tensor of real numbers, or encode is not a function.

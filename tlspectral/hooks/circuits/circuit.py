@@ -138,8 +138,8 @@ def faithfulness(
             chooses the edges.
         task: a `Task` with `counterfactual=`; give other pairs than the edges were found on.
         sizes: shares of all edges, above 0 and at most 1. Default: ten sizes from .001 to 1.
-        null: how many relabelled circuits (heads of each layer exchanged) and random circuits (as many edges between
-            the same layers) to draw for each circuit of edges. Default: 20, or 1 with `choose`.
+        null: number of relabelled circuits (heads of each layer exchanged), and as many random circuits (edges between
+            the same layers), for each circuit of edges. Default: 20, or 1 with `choose`.
         rank: "selected" takes first the edges that most bootstrap samples choose. Default: None, by |estimate|.
         choose: "bootstrap" measures the procedure: bootstrap samples of the pairs choose edges, and the pairs outside a
             sample evaluate them. Needs 16 distinct pairs. Default: None.

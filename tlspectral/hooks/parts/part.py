@@ -101,9 +101,9 @@ class Part(Placed):
         name: name of the part in tables and folders.
         acts_on: "scores" (before the softmax), "mask" (which keys are seen) or "z".
         rotary: True if only layers with rotary positions have this part.
-        needs_tokens: True if the part is for certain prompts, so that a run must show its tokens.
-        by_strip: True if its method also takes some queries of a long prompt with the keys up to the last query.
-            Otherwise the model's own attention over the whole prompt runs.
+        needs_tokens: True if the part is for certain prompts. A run that starts behind the embedding is then refused.
+        by_strip: True if the method also works for some consecutive queries of a long prompt, with keys up to the last
+            one. Otherwise the model's own attention over the whole prompt runs.
 
     A part is given to `tls.ablate` or `tls.ablation_sweep`, which raise TypeError or ValueError if the name or the
     method is missing, or if the method returns another shape.

@@ -91,8 +91,8 @@ def sufficient_heads(
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        task: a `Task` with `counterfactual=`. Without pairs closed gates give the mean write over the prompts at the
-            same position, or 0 if prompts differ in length.
+        task: a `Task` with `counterfactual=`. Without pairs, heads outside the set write their mean over the prompts at
+            the same position, or 0 if prompts differ in length.
         held: at least eight other pairs. Columns `answer` and `template` of its labels replace the token-based check.
         n: heads in the set. sizes: further sizes, cut from the same gates, for `attrs["sets"]`.
         penalties: prices per open gate; a fit for each, from each of `starts` random starts. The fit with the smallest
