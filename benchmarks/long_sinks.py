@@ -34,10 +34,9 @@ keys ` the` have more than 4 times uniform attention in each of these layers: 41
 ` at`, and 38 of 234 behind other tokens. Rows 1 to 3 decide this too: it holds if the share behind these four tokens is
 the larger one in each row, and a Fisher test over the three rows has p < .05. Before any number of Gemma was read: it
 has one row of 4,096 tokens (three more when time was left), and SmolLM2 has rows 0 and 1 alone, because the processor
-was shared by too many. In the evening of that day the processor was free, and the first schedule was followed: rows 2
-and 3 of SmolLM2, of which nothing had been read, decide the questions of rows 1 to 3 together with row 1, which had
-been read. Gemma's four rows have 8,192 tokens instead of 4,096: the text is read again, cut at other places, so nothing
-of it was chosen on unseen text, and nothing is tested.
+was shared by too many. In the evening of that day the processor was free for rows 2 and 3 of SmolLM2, of which nothing
+had been read: they decide the questions of rows 1 to 3 together with row 1, which had been read. Gemma stays at 4,096
+tokens.
 """
 
 from collections import Counter
@@ -66,7 +65,7 @@ from tlspectral.plots.style import BLUE, GREY, INK, RED, dress, new_figure
 
 FOLDER, WORK = Path("docs/results/sinks/long"), Path("out/sinks")
 MODELS = {"smollm2-135m": "SmolLM2-135M", "gemma3-270m": "Gemma 3 270M"}
-LENGTHS = {"smollm2-135m": 8192, "gemma3-270m": 8192}
+LENGTHS = {"smollm2-135m": 8192, "gemma3-270m": 4096}
 
 CUTS = (64, 512, 2048)
 """Lengths to which the rows of long text are cut, to see whether sinks become more."""

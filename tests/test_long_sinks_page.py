@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import zoo
@@ -75,23 +76,24 @@ def test_the_sentences_of_the_page_are_those_of_the_stored_tables(benchmark, pag
     assert (top["token"] == " the").all()
     assert (top["attention"] > 5 * top["uniform"]).all()
     assert f"{top['attention'].min():.2f} to {top['attention'].max():.2f}".replace("0.", ".") in page
-    _, (row, behind, others) = benchmark.above_by_row(
-        benchmark.table_of("smollm2-135m", "before"), benchmark.BEFORE["smollm2-135m"][2]
-    )
-    assert row == 1
-    assert fisher_exact([[above, keys - above] for keys, above in (behind, others)]).pvalue < 1e-30
+    # Row 0 chose the four tokens; rows 1 to 3 decide, each by itself and all together.
+    by_row = benchmark.above_by_row(benchmark.table_of("smollm2-135m", "before"), benchmark.BEFORE["smollm2-135m"][2])[
+        1:
+    ]
+    assert [row for row, _, _ in by_row] == [1, 2, 3]
+    assert all(behind[1] / behind[0] > others[1] / others[0] for _, behind, others in by_row)
+    behind, others = (np.sum([row[place] for row in by_row], axis=0) for place in (1, 2))
+    assert fisher_exact([[above, keys - above] for keys, above in (behind, others)]).pvalue < 1e-80
     assert f"{behind[1]} of {behind[0]} and {others[1]} of {others[0]}" in page
-    assert (top["attention"] > 12 * top["uniform"]).all()
-    assert (top["attention_above"] >= 0.96 * top["attention"] - 1e-4).all()
-    assert (
-        f"{top['above'].min()} to {top['above'].max()} of {' and '.join(map(str, sorted({*top['keys']})))} keys" in page
-    )
+    assert (top["attention"] > 9 * top["uniform"]).all()
+    assert (top["attention_above"] >= 0.95 * top["attention"] - 1e-4).all()
+    assert f"{top['above'].min()} to {top['above'].max()} of {top['keys'].min()} to {top['keys'].max()} keys" in page
 
 
 def test_sinks_become_fewer_and_fade(benchmark, page):
     found, counts = (benchmark.table_of("smollm2-135m", kind) for kind in ("sinks", "counts"))
     others = (counts["sinks_512"] - counts["first_512"]).groupby(counts["row"]).sum()
-    assert f"{others[0]} and {others[1]} sinks other than the first token" in page
+    assert f"{', '.join(map(str, others[:3]))} and {others[3]} sinks other than the first token" in page
     one = found[(found["row"] == 0) & (found["layer"] == 4) & (found["key"] == 7)].iloc[0]
     shares = [f"{one[f'share_{least}']:.2f}".removeprefix("0") for least in benchmark.BINS]
     assert f"gets {shares[0]} of the attention" in page
@@ -99,10 +101,12 @@ def test_sinks_become_fewer_and_fade(benchmark, page):
     first = found[found["sink"]]["share"]
     assert f"{first.min():.2f} to {first.max():.2f} in 8,192".replace("0.", ".") in page
     a_while = found[~found["sink"]]
-    assert {*zip(a_while["row"], a_while["key"], strict=True)} == {(0, 7), (0, 27), (1, 0), (1, 76)}
+    assert {*zip(a_while["row"], a_while["key"], strict=True)} == {
+        *((0, 7), (0, 27), (1, 0), (1, 76), (2, 27), (3, 19), (3, 245)),
+    }
     assert f"{found['uniform'].min():.4f} to {found['uniform'].max():.4f}".replace("0.", ".") in page
     assert found["near"].max() < 0.003
-    assert found.loc[found["key"] > 0, "elsewhere"].max() < 0.002
+    assert found.loc[found["key"] > 0, "elsewhere"].max() < 0.02
 
 
 def test_sinks_of_gemma_are_apostrophes_and_full_stops_under_windows(benchmark, page):
