@@ -74,15 +74,20 @@ def test_prices_alone_are_of_all_groups(benchmark):
 
 def test_the_sentences_of_the_page_are_those_of_the_stored_tables(benchmark, page):
     table, alone = benchmark.all_sets(MODEL), benchmark.priced_groups(MODEL)
-    price = [f"{written(row.delta)} ± {written(row.delta_se)}" for row in table.itertuples()]
+    price = [
+        written(row.delta) + ("" if np.isnan(row.delta_se) else f" ± {written(row.delta_se)}")
+        for row in table.itertuples()
+    ]
     random = [written(row.delta - row.excess) for row in table.itertuples()]
     q = [written(row.qvalue) for row in table.itertuples()]
     assert f"In rows of 256 tokens it is not proved ({price[0]} and {random[0]}, q {q[0]})" in page
     assert f"costs {price[1]} nats, random halves {random[1]}, and none of 39 costs as little (q {q[1]})" in page
     assert f"With a window of 128 it is {price[2]} and {random[2]} (q {q[2]})" in page
-    assert [int((benchmark.numbers(draws) >= 0).sum()) for draws in table["excess_draws"]] == [2, 0, 0]
+    assert f"of 256 {price[3]} and {random[3]} (q {q[3]})" in page
+    assert f"it is {price[4]} and {random[4]}, and none of 39 costs as little (q {q[4]})" in page
+    assert [int((benchmark.numbers(draws) >= 0).sum()) for draws in table["excess_draws"]] == [2, 0, 0, 0, 0]
     late = [sum(int(name[1:].split("KV")[0]) >= 11 for name in names.split()) for names in table["groups"]]
-    assert (min(late), max(late), table["could_differ"].min(), table["could_differ"].max()) == (43, 45, 9, 11)
+    assert (min(late), max(late), table["could_differ"].min(), table["could_differ"].max()) == (43, 45, 9, 12)
     halves = benchmark.of_layers(MODEL)
     assert f"Beside random halves of all layers, p is {written(halves['excess_p'])}" in page
     assert (halves["drawn"] <= halves["delta"]).sum() == 6
@@ -97,4 +102,10 @@ def test_the_sentences_of_the_page_are_those_of_the_stored_tables(benchmark, pag
     dearest = alone.loc[alone["delta"].idxmax()]
     assert (dearest["name"], round(alone["delta"].sum() / dearest["delta"])) == ("L8KV0", 9)
     assert f"costs {price[2]} together, its groups alone {written(alone.loc[own, 'delta'].sum())} in all" in page
-    assert (benchmark.priced_groups("gemma3-270m")["qvalue"] > 0.05).all()
+    alone = benchmark.priced_groups("gemma3-270m").set_index("name")
+    dearest = [written(alone.loc[name, "delta"]) for name in ("L5KV0", "L11KV0")]
+    assert f"In Gemma {(alone['qvalue'] < 0.05).sum()} of 18 groups have a price" in page
+    assert f"L5KV0 and L11KV0, in layers without a window, cost {dearest[0]} and {dearest[1]}" in page
+    assert alone["delta"].nlargest(2).index.tolist() == ["L5KV0", "L11KV0"]
+    together = f"{written(gemma['delta'])} ± {written(gemma['delta_se'])} together, its groups alone"
+    assert f"{together} {written(alone.loc[gemma['groups'].split(), 'delta'].sum())} in all" in page
