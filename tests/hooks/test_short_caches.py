@@ -13,7 +13,7 @@ import zoo
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, IncompatibleCheckpoint
 from tlspectral.hooks import short_caches
 from tlspectral.hooks.short_caches import _distant_attention
 from tlspectral.hooks.sweeps import layer_effects
@@ -194,6 +194,18 @@ def test_a_long_set_is_resumed_from_its_random_sets(tmp_path, monkeypatch):
     assert removed.exists()
 
 
+def test_a_folder_of_the_model_without_hooks_is_refused_with_them(tmp_path):
+    """Random sets of a set that was stopped would otherwise run under other hooks than the set itself."""
+    model, options = zoo.bridge("llama"), {"windows": [WINDOW], "sinks": SINKS, "folder": tmp_path / "prices"}
+    tls.cache_prices(model, ROWS, **options)
+    model.add_hook("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)
+    with (
+        pytest.warns(UserWarning, match="hook_z"),
+        pytest.raises(IncompatibleCheckpoint, match="hooks on the model"),
+    ):
+        tls.cache_prices(model, ROWS, **options)
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "error", "said"),
@@ -202,6 +214,7 @@ def test_a_long_set_is_resumed_from_its_random_sets(tmp_path, monkeypatch):
         ({"windows": [0]}, ValueError, "a window is a number of keys"),
         ({"windows": [21]}, ValueError, "row 0 has 24 tokens, and behind a window of 21 and 2 first tokens nothing"),
         ({"groups": False}, ValueError, "groups=False prices nothing"),
+        ({"groups": {}}, ValueError, "groups={} prices nothing"),
         (
             {"groups": ["L0KV1"]},
             TypeError,

@@ -21,7 +21,7 @@ from tlspectral.errors.settings import checked_settings, counted
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.hooks.measured_wall import FEWEST_PROMPTS
 from tlspectral.hooks.parts import LongRange
-from tlspectral.hooks.sweeps.controls import HeadSet, set_control
+from tlspectral.hooks.sweeps.controls import HeadSet, SetControl, set_control
 from tlspectral.hooks.sweeps.layer_effects import chosen_sets, group_sets, set_values
 from tlspectral.models.hooking.strips import Strip
 from tlspectral.models.reading import measured
@@ -42,7 +42,7 @@ from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import standard_error
 from tlspectral.tasks.metrics import next_token_loss
 from tlspectral.tasks.task import Task
-from tlspectral.tasks.task_sequences import MetricValues, TaskSequences, task_sequences
+from tlspectral.tasks.task_sequences import MetricValues, TaskSequences, metric_value_of, task_sequences
 
 CHOSEN = "least distant attention"
 """Name of the set of groups that `chosen_on=` chooses."""
@@ -108,7 +108,7 @@ def cache_prices(
         groups: True (default): each key/value group alone. False: none. A dict {"name": ["L5KV1", ...]}: each set of
             whole groups together ("L5": all groups of a layer; heads must be whole groups).
         chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups that give the least
-            attention to the hidden keys, on these rows. A group counts by its head with the most.
+            attention to keys that would be hidden, on these rows. A group counts by its head with the most.
         share: share of all groups that `chosen_on` chooses. Default: half.
         draws: random sets beside each set, with as many groups of each layer. Default: 39, so the smallest p is .025.
         folder: keeps finished sets of groups, random sets too; the same call resumes from it.
@@ -122,6 +122,7 @@ def cache_prices(
         BadHead, ValueError, TypeError: a group does not exist, a row is too short, or a row is in both `prompts` and
             `chosen_on`.
         EditNotHonored: the model discards the mask. UnsupportedArchitecture: it is an encoder.
+        IncompatibleCheckpoint: the folder holds other work, or work under other hooks on the model.
 
     Not established: a price on other text or lengths, or the joint price of several sets that are each cheap alone. A
     layer has few groups, so the `excess_p` of a single group cannot be small.
@@ -136,9 +137,9 @@ def cache_prices(
     sizes = _windows(windows)
     with measured(model) as view:
         require_causal(view, "hidden keys are those before a query")
-        given = _given_sets(view, groups) if isinstance(groups, Mapping) else {}
-        if groups is False and chosen_on is None:
-            raise ValueError("groups=False prices nothing: give groups=True, a dict of sets, or chosen_on=")
+        given = _given_sets(view, groups) if isinstance(groups, Mapping) and groups else {}
+        if not groups and chosen_on is None:
+            raise ValueError(f"groups={shown(groups)} prices nothing: give groups=True, a dict of sets, or chosen_on=")
         _require_length(read_prompts(view, prompts).lengths, max(sizes), sinks, "prompts")
         task = Task(prompts, next_token_loss, predict=slice(min(sizes) + sinks, -1), higher_is_better=False)
         sequences = task_sequences(view, task)
@@ -160,6 +161,7 @@ def cache_prices(
                 "sets": {str(size): _named(view, of_size) for size, of_size in sets.items()},
             },
             folder=folder,
+            score=lambda: metric_value_of(view, sequences).per_sequence,
         )
 
         def prepared() -> tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]]:
@@ -174,13 +176,14 @@ def cache_prices(
             run = intact_run(view, sequences.tokens, sequences.predicted, view.layers, batch=at_once, reduce=add)
             return run, {size: of_size.result()[0].numpy() for size, of_size in losses.items()}
 
+        controls = {(size, name): set_control(view, heads) for size in sizes for name, heads in sets[size].items()}
         # By window, layer and name: the groups of a layer one by one, or (layer -1) a named set and its random sets.
         hidden: dict[tuple[int, int, str], list[HeadSet]] = {}
         for size in sizes:
             for layer in view.layers if groups is True else ():
                 hidden[size, layer, ""] = [_pairs(heads) for heads in group_sets(view, [layer]).values()]
             for name, heads in sets[size].items():
-                drawn = set_control(view, heads).sets(draws, np.random.default_rng([seed, size]))
+                drawn = controls[size, name].sets(draws, np.random.default_rng([seed, size]))
                 hidden[size, -1, name] = [_pairs(heads), *drawn]
         tokens_of_job = TOKENS_OF_JOB if folder is not None else batch_on(view.device).tokens
         jobs: dict[tuple[int, int, str], list[Job]] = {}
@@ -190,7 +193,7 @@ def cache_prices(
             jobs[size, layer, name] = [
                 Job(
                     f"{label}_{some[0]:03d}",
-                    partial(_hide, LongRange(size, sinks), tails[size], [of_rows[number] for number in some]),
+                    partial(_losses_without, LongRange(size, sinks), tails[size], [of_rows[number] for number in some]),
                     items=len(some),
                     passes=len(some) * share_of_pass,
                 )
@@ -204,7 +207,7 @@ def cache_prices(
             if layer >= 0:
                 described = _groups_alone(layer, losses, deltas, sequences.distinct)
             else:
-                described = [_set_together(view, name, sets[size][name], losses, deltas, sequences.distinct)]
+                described = [_set_together(name, controls[size, name], losses, deltas, sequences.distinct)]
             rows += [{"window": size, **row} for row in described]
         return measurement.table(
             pd.DataFrame(rows),
@@ -229,16 +232,16 @@ class _Tail:
         return next_token_loss(logits[:, -self.n :], tokens, mask)
 
 
-def _hide(
+def _losses_without(
     part: LongRange,
     rows: TaskSequences,
     sets: list[HeadSet],
     prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
 ) -> pd.DataFrame:
-    """Return `loss` and `delta` of each set of heads and prompt, the prompts of the first set first.
+    """Return the `loss` of each prompt and its change `delta` while the far keys of each set of heads are hidden.
 
-    `part` hides the keys, `rows` are the prompts with the loss behind the window, `prepared` is the run without
-    ablation and its losses by window.
+    A row per set and prompt, all prompts of the first set first. `part` hides the keys, `rows` are the prompts with the
+    loss behind the window, `prepared` is the run without ablation and its losses by window.
     """
     intact, losses = prepared
     values = set_values(part, rows, sets, intact).numpy()
@@ -264,19 +267,17 @@ def _groups_alone(
 
 
 def _set_together(
-    view: AttentionView,
     name: str,
-    heads: dict[int, list[int]],
+    control: SetControl,
     losses: Float64[np.ndarray, "sets rows"],
     deltas: Float64[np.ndarray, "sets rows"],
     distinct: Int[np.ndarray, "rows"] | None,
 ) -> dict[str, Any]:
     """Return the row of the table for a set of groups together, beside its random sets.
 
-    `heads` (by layer, whole groups) are the set. The first of `losses` and `deltas` is of the set, the others of random
-    sets; `distinct` says which prompts are equal.
+    `control` is the source of the random sets. The first of `losses` and `deltas` belongs to the set, the others to the
+    random sets; `distinct` says which prompts are equal.
     """
-    control = set_control(view, heads)
     could_differ = sum(min(len(some), control.of_layer[layer] - len(some)) for layer, some in control.chosen.items())
     return {"kind": "set", "layer": -1, "kv_head": -1, "name": name,
             "n_groups": sum(map(len, control.chosen.values())), "loss": losses[0].mean(), "could_differ": could_differ,
