@@ -77,9 +77,8 @@ def test_the_sentences_of_the_page_are_those_of_the_stored_tables(benchmark, pag
     assert (top["attention"] > 5 * top["uniform"]).all()
     assert f"{top['attention'].min():.2f} to {top['attention'].max():.2f}".replace("0.", ".") in page
     # Row 0 chose the four tokens; rows 1 to 3 decide, each by itself and all together.
-    by_row = benchmark.above_by_row(benchmark.table_of("smollm2-135m", "before"), benchmark.BEFORE["smollm2-135m"][2])[
-        1:
-    ]
+    before, behind_these = benchmark.table_of("smollm2-135m", "before"), benchmark.BEFORE["smollm2-135m"][2]
+    _, *by_row = benchmark.above_by_row(before, behind_these)
     assert [row for row, _, _ in by_row] == [1, 2, 3]
     assert all(behind[1] / behind[0] > others[1] / others[0] for _, behind, others in by_row)
     behind, others = (np.sum([row[place] for row in by_row], axis=0) for place in (1, 2))
@@ -102,7 +101,13 @@ def test_sinks_become_fewer_and_fade(benchmark, page):
     assert f"{first.min():.2f} to {first.max():.2f} in 8,192".replace("0.", ".") in page
     a_while = found[~found["sink"]]
     assert {*zip(a_while["row"], a_while["key"], strict=True)} == {
-        *((0, 7), (0, 27), (1, 0), (1, 76), (2, 27), (3, 19), (3, 245)),
+        (0, 7),
+        (0, 27),
+        (1, 0),
+        (1, 76),
+        (2, 27),
+        (3, 19),
+        (3, 245),
     }
     assert f"{found['uniform'].min():.4f} to {found['uniform'].max():.4f}".replace("0.", ".") in page
     assert found["near"].max() < 0.003

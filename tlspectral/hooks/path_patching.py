@@ -133,10 +133,10 @@ def edge_effects(
         measure: the receiving head's attention to the previous token ("prev"), to an earlier copy of the query's token
             ("dup"), to the token after that copy ("ind"), or at `Task.attention` ("attention"); or the metric ("task").
             Default: "ind" for one receiver of queries or keys on repeated sequences, else "task".
-        replace: "mean" of the write (default), "zero", "resample" (another sequence), "counterfactual" (for pairs).
+        replace: "mean" (default), "zero", "resample" (from another sequence), "counterfactual" (default for pairs).
         control: "random" also subtracts 20 random writes of equal size; a number sets how many.
         at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
-        screen: "gradient" estimates all edges of pairs, then measures the 50 (or another number) largest and others.
+        screen: "gradient" (or a number n) estimates all edges of pairs, then measures the 50 (n) largest and others.
         method: of edge attribution patching: "EAP", "EAP-IG" (default: integrated gradients), "EAP-QK" (new softmax).
         folder: keeps finished jobs; the same call resumes from it. seed: of sequences and controls.
 

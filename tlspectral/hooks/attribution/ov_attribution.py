@@ -114,7 +114,7 @@ def ov_attribution(
     Returns:
         DataFrame, largest |contribution| (or norm) first. Columns (`?`: not in every table): `layer, head, name,
         source?, position?, token?, contribution?, contribution_se?, norm?, norm_se?, cosine?, cosine_se?`.
-        `contribution` is in logits for answers. `attrs["remainder"]`: error of the sum over the model's own write.
+        `contribution` is in logits for answers. `attrs["remainder"]`: largest relative error of the sum of terms.
 
     Raises:
         BadHead: a head or receiver does not exist.

@@ -84,7 +84,7 @@ def summarize_sweep(
     * `detector_rank`: take the head whose ablation does the most harm; its rank by the detector score `prev`, `dup` or
       `ind` (1 is the largest) among all heads. `note` names the head.
     * `effect_rank`: take the head with the largest `prev`, `dup` or `ind`; its rank by harm among measured heads.
-    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac`, `prev` (20 heads on).
+    * `rank_correlation`: Spearman's, of the effect with `dir_frac`, `D_head`, `rope_imag_frac`, `prev` (from 20 heads).
     * `twin`, with `likeness`: a head with a small effect and a twin (likeness above .5), which may stand in for it.
 
     `size_control` says how effects are scaled: `none`; `score_rms`, divided by the RMS removed, to compare parts of
