@@ -67,11 +67,11 @@ def analyze_heads(
             With `detectors=False`, a name is read from its files layer by layer.
         heads: "L5H1", (5, 1), "L5" (a layer), "L5KV1" (a key/value group), a list of these, or a table with columns
             `layer` and `head`. Default: all. `D_head_pct` is the percentile among these heads.
-        null_draws: random matrices per head, 2 or more: 100 to rank heads, 300 for statements about all heads.
+        null_draws: random matrices to compare each head with, 2 or more. Use 300 for statements about all heads.
         null_blocks: "shared" (the same random directions for all heads), or "fresh" for statements about all heads.
         null_dtype: precision of the null's eigenvalues: "float32" (only where rounding does not matter) or "float64".
         detectors: True also runs the model on random sequences that repeat a segment.
-        n_sequences, max_se: number of sequences at most; the run stops once all errors are below `max_se`.
+        n_sequences, max_se: at most `n_sequences` are run; fewer if every standard error is below `max_se` before.
         prompts: strings, token ids [batch, pos] or a tokenizer's batch, for check and extras. Default: 24 random ids.
         extras: more columns: "score_asym", "position_share" (learned positions), "content_scale" (latent attention).
         folder: keeps a file per layer; the same call resumes from it.

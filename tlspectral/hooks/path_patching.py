@@ -127,16 +127,16 @@ def edge_effects(
         receivers: "L18H6.q", "L18KV2.k", "L3MLP", "logits", a list, `{"k": heads}`, or a table with a column
             `receiver`. Default: every receiver; this needs a task of pairs (with `counterfactual=`).
         senders: heads ("L5H1", "L5", "L5KV1"), "embedding", "L3MLP", "L2MIX" (mixer: a state-space block), a list; or
-            "heads", "mlps", "mixers" for all. Default: all earlier heads; for a task of pairs also MLPs and the
-            embedding.
+            "heads", "mlps", "mixers" for all. Default: all earlier heads; with pairs also MLPs and the embedding.
         task: prompts and metric. Default: 16 repeated random sequences and the induction loss.
         measure: the receiving head's attention to the previous token ("prev"), to an earlier copy of the query's token
             ("dup"), to the token after that copy ("ind"), or at `Task.attention` ("attention"); or the metric ("task").
             Default: "ind" for one receiver of queries or keys on repeated sequences, else "task".
-        replace: "mean" (default), "zero", "resample" (from another sequence), "counterfactual" (default for pairs).
+        replace: "mean" (default), "zero", "resample" (another sequence), or "counterfactual" (default with pairs).
         control: "random" also subtracts 20 random writes of equal size; a number sets how many.
         at: cut only the write at this position (name or number; a list: a row each). Default: all positions.
-        screen: "gradient" (or a number n) estimates all edges of pairs, then measures the 50 (n) largest and others.
+        screen: "gradient" estimates every edge (for a task of pairs), then measures the 50 largest and a random sample
+            of the others. A number replaces 50.
         method: of edge attribution patching: "EAP", "EAP-IG" (default: integrated gradients), "EAP-QK" (new softmax).
         folder: keeps finished jobs; the same call resumes from it. seed: of sequences and controls.
 

@@ -88,7 +88,7 @@ def cache_prices(
     folder: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Measure the cost if key/value groups keep only the first tokens and a window of last keys.
+    """Measure how much the loss rises if key/value groups keep only the first keys and a window of the last keys.
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
@@ -107,11 +107,11 @@ def cache_prices(
         sinks: first tokens that stay visible, the start token among them. Default: 4.
         groups: True (default): each key/value group alone. False: none. A dict {"name": ["L5KV1", ...]}: each set of
             whole groups together ("L5": all groups of a layer; heads must be whole groups).
-        chosen_on: other rows, none of which is in `prompts`. Adds a set for each window: the groups that give the least
-            attention to keys that would be hidden, on these rows. A group counts by its head with the most.
+        chosen_on: other rows; a row that is also in `prompts` is an error. Adds a set for each window: the groups that
+            attend least to the keys that would be hidden, on these rows. A group's score is the largest of its heads.
         share: share of all groups that `chosen_on` chooses. Default: half.
         draws: random sets beside each set, with as many groups of each layer. Default: 39, so the smallest p is .025.
-        folder: keeps finished sets of groups, random sets too; the same call resumes from it.
+        folder: keeps the result of each finished set, random sets too; the same call resumes from it.
         seed: seed of the random sets.
 
     Returns:
@@ -238,10 +238,10 @@ def _losses_without(
     sets: list[HeadSet],
     prepared: tuple[IntactRun, dict[int, Float64[np.ndarray, "rows"]]],
 ) -> pd.DataFrame:
-    """Return the `loss` of each prompt and its change `delta` while the far keys of each set of heads are hidden.
+    """Return each prompt's `loss` while a set of heads sees no far keys, and `delta`, this loss less the intact loss.
 
-    A row per set and prompt, all prompts of the first set first. `part` hides the keys, `rows` are the prompts with the
-    loss behind the window, `prepared` is the run without ablation and its losses by window.
+    The table has a row per set and prompt, sorted by set. `part` hides the keys. `rows` are the prompts; their metric
+    is the loss of tokens after the window. `prepared` is a pair: the intact run, and its losses by window.
     """
     intact, losses = prepared
     values = set_values(part, rows, sets, intact).numpy()

@@ -114,11 +114,11 @@ def ablation_sweep(
             Default: all heads.
         task: a `Task`, "induction" (16 repeated sequences, default) or "language" (16 rows of text).
         at: positions of the task, names or numbers: the part is removed at each alone, a row for each.
-        control: "random" also removes random parts of equal size; for mask and z, the part of the layer's other heads.
+        control: "random" also measures random parts of equal size, one at a time in place of the part. For parts of the
+            mask or z it takes the same part of other heads of the layer.
         draws: random parts per head (default 5), other heads (default all) or random sets per set of a dict (default
             19; random groups for a set of whole groups).
-        screen: "gradient" estimates all heads by one backward pass, then measures the 20 heads with the largest
-            estimates and 20 random others.
+        screen: "gradient" estimates all heads by one backward pass, then measures the 20 largest and 20 random others.
         folder: keeps finished layers; the same call resumes from it.
         n_jobs: workers. seed: of sequences, controls, the screen and the sign flips of `delta_p`.
 
